@@ -1,0 +1,9 @@
+//! Turns a GGUF model into per-rank safetensors shards that many GPUs load in seconds.
+
+pub mod error;
+#[cfg(feature = "convert")]
+pub mod gguf;
+pub mod manifest;
+pub mod quant;
+
+pub use error::{Error, Result};

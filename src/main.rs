@@ -1,0 +1,2 @@
+//! The `preshard` command.
+fn main() {}
