@@ -3,6 +3,7 @@
 pub mod error;
 #[cfg(feature = "convert")]
 pub mod gguf;
+pub mod hash;
 pub mod manifest;
 pub mod quant;
 
