@@ -5,6 +5,7 @@ pub mod cut;
 pub mod error;
 #[cfg(feature = "convert")]
 pub mod gguf;
+pub mod hash;
 pub mod manifest;
 #[cfg(feature = "convert")]
 pub mod mapping;
