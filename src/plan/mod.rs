@@ -171,18 +171,29 @@ impl Plan {
         let (arch, arch_text) = tables.arch(&architecture)?;
         let layout = match (options.layout, options.indexer) {
             (Layout::Hf, _) => &arch.engines.hf,
-            (Layout::Vllm, Keep::Drop) => arch.engines.vllm_without_indexer.as_ref().unwrap_or(&arch.engines.vllm),
+            (Layout::Vllm, Keep::Drop) => {
+                arch.engines.vllm_without_indexer.as_ref().unwrap_or(&arch.engines.vllm)
+            }
             (Layout::Vllm, Keep::Keep) => &arch.engines.vllm,
         };
         let (engine, engine_text) = tables.engine(layout)?;
         if !engine.sharded && (options.tp, options.pp, options.ep) != (1, 1, false) {
-            return Err(Error::request("--layout hf", "an ordinary checkpoint is not cut for ranks; leave out --tp, --pp and --ep"));
+            return Err(Error::request(
+                "--layout hf",
+                "an ordinary checkpoint is not cut for ranks; leave out --tp, --pp and --ep",
+            ));
         }
         let model = tensors::resolve(gguf, &arch, &options)?;
         let stages = stages(&options, model.symbols.trunk)?;
-        if options.ep && model.symbols.experts < options.tp {
+        if options.ep && model.symbols.experts > 0 && model.symbols.experts < options.tp {
             let experts = model.symbols.experts;
-            return Err(Error::request("--ep", format!("{experts} experts over {} ranks leave a rank without one; use a smaller --tp", options.tp)));
+            return Err(Error::request(
+                "--ep",
+                format!(
+                    "{experts} experts over {} ranks leave a rank without one; use a smaller --tp",
+                    options.tp
+                ),
+            ));
         }
         let rows = model.index.get("model.embed_tokens.weight").map_or(0, |i| model.tensors[*i].rows());
         let tied = !model.index.contains_key("lm_head.weight");
@@ -217,10 +228,16 @@ impl Plan {
 fn stages(options: &Options, layers: u64) -> Result<Vec<u64>> {
     let bad = |list: &[u64]| {
         let text = list.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        Err(Error::request("--pp-layers", format!("{text} does not cut {layers} layers into {} stages of at least one", options.pp)))
+        Err(Error::request(
+            "--pp-layers",
+            format!("{text} does not cut {layers} layers into {} stages of at least one", options.pp),
+        ))
     };
     if options.pp > layers {
-        return Err(Error::request("--pp", format!("{} stages for {layers} layers; use at most {layers}", options.pp)));
+        return Err(Error::request(
+            "--pp",
+            format!("{} stages for {layers} layers; use at most {layers}", options.pp),
+        ));
     }
     let Some(list) = &options.stages else { return Ok(cut::stages(layers, options.pp)) };
     let sum = list.iter().try_fold(0u64, |a, b| a.checked_add(*b));
@@ -228,7 +245,12 @@ fn stages(options: &Options, layers: u64) -> Result<Vec<u64>> {
         return bad(list);
     }
     let mut end = 0;
-    Ok(std::iter::once(0).chain(list.iter().map(|n| { end += n; end })).collect())
+    Ok(std::iter::once(0)
+        .chain(list.iter().map(|n| {
+            end += n;
+            end
+        }))
+        .collect())
 }
 
 /// What becomes of each GGUF tensor.
@@ -253,7 +275,9 @@ fn fates(gguf: &Gguf, model: &Model, params: &[Param]) -> Vec<(Fate, Part)> {
         if layer.is_some_and(|l: u64| l >= model.symbols.trunk) { Part::Mtp } else { Part::Model }
     };
     let named = gguf.tensors().iter().zip(fates);
-    named.map(|(t, f)| (f.unwrap_or_else(|| Fate::Dropped("no parameter takes it".into())), part(&t.name))).collect()
+    named
+        .map(|(t, f)| (f.unwrap_or_else(|| Fate::Dropped("no parameter takes it".into())), part(&t.name)))
+        .collect()
 }
 
 /// BLAKE3 of the sources' headers, the mapping tables, the options and the tool's version.
