@@ -10,9 +10,10 @@ use crate::mapping::Part;
 use crate::plan::shard::{ShardPlan, TensorPlan};
 use crate::plan::{Layout, Plan};
 use crate::store::{Output, ShardFile};
+use crate::workers;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Names of the small files a conversion may write beside the shards.
@@ -160,12 +161,11 @@ struct State {
     pending: Vec<(usize, u64, Record)>,
     pending_bytes: u64,
     last: Instant,
-    error: Option<Error>,
 }
 
 impl State {
     fn new(journal: Journal, records: Records) -> State {
-        State { journal, records, pending: Vec::new(), pending_bytes: 0, last: Instant::now(), error: None }
+        State { journal, records, pending: Vec::new(), pending_bytes: 0, last: Instant::now() }
     }
 }
 
@@ -173,37 +173,20 @@ impl Run<'_> {
     /// Runs every leaf that is not there yet.
     fn all(self) -> Result<Records> {
         let jobs = self.jobs();
-        let threads = self.threads();
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|e| Error::request("--threads", format!("cannot start {threads} threads: {e}")))?;
-        let next = AtomicUsize::new(0);
-        let failed = AtomicBool::new(false);
+        let threads = workers::count(self.settings.threads, self.settings.memory);
         let evaluator = Evaluator {
             plan: self.plan,
             gguf: self.gguf,
             decode: self.settings.decode,
             allow_nonfinite: self.settings.allow_nonfinite,
         };
-        pool.broadcast(|_| {
-            let mut buffer = Vec::new();
-            while !failed.load(Ordering::Relaxed) && !self.settings.stop.load(Ordering::Relaxed) {
-                let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                if let Err(error) = self.one(&evaluator, job, &mut buffer) {
-                    failed.store(true, Ordering::Relaxed);
-                    self.state().error.get_or_insert(error);
-                }
-            }
-        });
+        let stop = self.settings.stop;
+        let result = workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer));
         // Keep what is done, also when the run failed: the same command goes on from there.
         let synced = self.checkpoint(true);
         let stopped = self.settings.stop.load(Ordering::Relaxed);
         let state = self.state.into_inner().unwrap_or_else(|e| e.into_inner());
-        if let Some(error) = state.error {
-            return Err(error);
-        }
-        synced?;
+        result.and(synced)?;
         if stopped {
             return Err(Error::Interrupted("stopped; the same command goes on where it left off".into()));
         }
@@ -228,16 +211,6 @@ impl Run<'_> {
         }
         jobs.sort_by_cached_key(|j| (source_order(self.gguf, self.shards[j.shard], j.leaf), j.shard, j.leaf));
         jobs
-    }
-
-    fn threads(&self) -> usize {
-        let wanted = match self.settings.threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
-        };
-        // A worker holds one leaf, and at most about as much again while it transposes.
-        let affordable = (self.settings.memory / (2 * LEAF)).max(1);
-        wanted.min(affordable as usize)
     }
 
     fn one(&self, evaluator: &Evaluator, job: &Job, buffer: &mut Vec<u8>) -> Result<()> {
@@ -353,6 +326,8 @@ fn manifest(
             pp: o.pp,
             ep: o.ep,
             stages: plan.stages.clone(),
+            layout: o.layout.name().into(),
+            max_file_size: o.max_file_size,
             weights: o.weights.name().into(),
             indexer: o.indexer.name().into(),
             mtp: o.mtp.name().into(),

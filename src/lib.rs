@@ -22,5 +22,9 @@ pub mod plan;
 pub mod quant;
 #[cfg(feature = "convert")]
 pub mod store;
+#[cfg(feature = "convert")]
+pub mod verify;
+#[cfg(feature = "convert")]
+mod workers;
 
 pub use error::{Error, Result};

@@ -54,6 +54,8 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// All of them.
+    pub const ALL: [Weights; 4] = [Weights::Keep, Weights::Bf16, Weights::F16, Weights::F32];
     /// As the command line spells it.
     pub fn name(self) -> &'static str {
         match self {
@@ -62,6 +64,13 @@ impl Weights {
             Weights::F16 => "f16",
             Weights::F32 => "f32",
         }
+    }
+}
+
+impl Layout {
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
+        if self == Layout::Vllm { "vllm" } else { "hf" }
     }
 }
 
@@ -104,6 +113,27 @@ pub struct Options {
     pub layout: Layout,
     /// Largest file of a Hugging Face checkpoint, in bytes.
     pub max_file_size: u64,
+}
+
+impl Options {
+    /// The options a manifest was made with; `None` when it says something this version does not know.
+    pub fn of(policy: &crate::manifest::Policy) -> Option<Options> {
+        let keep = |t: &str| [Keep::Keep, Keep::Drop].into_iter().find(|k| k.name() == t);
+        let fit = |t: &str| [Fit::Refuse, Fit::Dequantise].into_iter().find(|f| f.name() == t);
+        Some(Options {
+            tp: policy.tp,
+            pp: policy.pp,
+            stages: Some(policy.stages.windows(2).map(|s| s[1].saturating_sub(s[0])).collect()),
+            ep: policy.ep,
+            weights: Weights::ALL.into_iter().find(|w| w.name() == policy.weights)?,
+            indexer: keep(&policy.indexer)?,
+            mtp: keep(&policy.mtp)?,
+            misaligned: fit(&policy.misaligned)?,
+            mixed: fit(&policy.mixed)?,
+            layout: [Layout::Vllm, Layout::Hf].into_iter().find(|l| l.name() == policy.layout)?,
+            max_file_size: policy.max_file_size,
+        })
+    }
 }
 
 impl Default for Options {
@@ -166,7 +196,7 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a conversion, or lists everything that stands in its way.
-    pub fn new(gguf: &Gguf, tables: &Tables, options: Options) -> Result<Plan> {
+    pub fn new(gguf: &Gguf, tables: &Tables, mut options: Options) -> Result<Plan> {
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
         let layout = match (options.layout, options.indexer) {
@@ -185,6 +215,8 @@ impl Plan {
         }
         let model = tensors::resolve(gguf, &arch, &options)?;
         let stages = stages(&options, model.symbols.trunk)?;
+        // The default and the same stages spelled out are the same plan.
+        options.stages = Some(stages.windows(2).map(|s| s[1] - s[0]).collect());
         if options.ep && model.symbols.experts > 0 && model.symbols.experts < options.tp {
             let experts = model.symbols.experts;
             return Err(Error::request(
