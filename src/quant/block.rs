@@ -57,7 +57,7 @@ pub(super) static MASKS: [[i8; 8]; 256] = {
     let mut masks = [[0; 8]; 256];
     let mut i = 0;
     while i < 256 * 8 {
-        masks[i / 8][i % 8] = -((i / 8 >> (i % 8) & 1) as i8);
+        masks[i / 8][i % 8] = -(((i / 8) >> (i % 8) & 1) as i8);
         i += 1;
     }
     masks

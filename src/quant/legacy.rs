@@ -6,7 +6,12 @@ use super::block::{MASKS, f16, nibbles, part, scale};
 /// d f16, 16 bytes of nibbles; d × (q − 8).
 #[inline(always)]
 pub(super) fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
-    scale(f16(b, 0), &nibbles(part(b, 2)).map(|q| q - 8), y);
+    let d = f16(b, 0);
+    let q: &[u8; 16] = part(b, 2);
+    for j in 0..16 {
+        y[j] = d * ((q[j] & 15) as i8 - 8) as f32;
+        y[j + 16] = d * ((q[j] >> 4) as i8 - 8) as f32;
+    }
 }
 
 /// y = d × q + m.
@@ -49,6 +54,9 @@ pub(super) fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
 /// d f16, 32 i8; d × q.
 #[inline(always)]
 pub(super) fn q8_0(b: &[u8; 34], y: &mut [f32; 32]) {
+    let d = f16(b, 0);
     let q: &[u8; 32] = part(b, 2);
-    scale(f16(b, 0), &q.map(|q| q as i8), y);
+    for j in 0..32 {
+        y[j] = d * (q[j] as i8) as f32;
+    }
 }

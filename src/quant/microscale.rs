@@ -32,7 +32,11 @@ fn ue4m3_half(x: u8) -> f32 {
 /// Scale E8M0, 16 bytes of nibbles.
 #[inline(always)]
 pub(super) fn mxfp4(b: &[u8; 17], y: &mut [f32; 32]) {
-    scale(e8m0_half(b[0]), &nibbles(part(b, 1)).map(e2m1_doubled), y);
+    let mut codes = nibbles(part(b, 1));
+    for q in &mut codes {
+        *q = e2m1_doubled(*q);
+    }
+    scale(e8m0_half(b[0]), &codes, y);
 }
 
 /// Whether a block of mxfp4 holds a value past f32: half scales of 2^125 and more times codes up to 12.
@@ -58,7 +62,9 @@ pub(super) fn nvfp4(b: &[u8; 36], y: &mut [f32; 64]) {
             codes[j + 8] = (q[j] >> 4) as i8;
         }
     }
-    let codes = codes.map(e2m1_doubled);
+    for q in &mut codes {
+        *q = e2m1_doubled(*q);
+    }
     for (s, (y, q)) in y.as_chunks_mut().0.iter_mut().zip(codes.as_chunks::<16>().0).enumerate() {
         scale(ue4m3_half(b[s]), q, y);
     }
