@@ -266,7 +266,7 @@ fn entry(cursor: &mut Cursor, index: u64) -> Parsed<Entry> {
         return Err(format!("tensor {index}: its name \"{}\" is no UTF-8", bytes.escape_ascii()));
     };
     if name.is_empty() {
-        return Err(format!("tensor {index}: its name is empty"));
+        return Err(format!("tensor {index}: its name is empty; {}", cursor.damaged()));
     }
     let shown_name = shown(name);
     let what = format_args!("tensor {shown_name}");
