@@ -145,20 +145,23 @@ fn bytes(ty: &GgmlType, ne: &[u64]) -> Option<u64> {
 
 /// One problem per file: the data ends before some tensor does.
 fn extents(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
+    let end = |t: &Tensor| u128::from(t.offset) + u128::from(t.bytes);
+    // Of each file, the tensor that ends last of those past the file's end, and how many there are.
+    let mut past: Vec<Option<(&Tensor, usize)>> = vec![None; files.len()];
+    for tensor in tensors {
+        let file = &files[tensor.file];
+        // A tensor without elements may stand where absent padding would have ended.
+        let slack = if tensor.bytes == 0 { file.header.alignment } else { 0 };
+        if end(tensor) > u128::from(file.size) + u128::from(slack) {
+            let (worst, count) = past[tensor.file].unwrap_or((tensor, 0));
+            let worst = if end(tensor) > end(worst) { tensor } else { worst };
+            past[tensor.file] = Some((worst, count + 1));
+        }
+    }
     let mut problems = Problems::default();
-    for (index, file) in files.iter().enumerate() {
-        let past = |t: &&Tensor| {
-            // A tensor without elements may stand where the padding would have ended.
-            let size = if t.bytes == 0 { file.size.saturating_add(file.header.alignment) } else { file.size };
-            t.file == index && t.offset.checked_add(t.bytes).is_none_or(|end| end > size)
-        };
-        let Some(worst) =
-            tensors.iter().rev().filter(past).max_by_key(|t| u128::from(t.offset) + u128::from(t.bytes))
-        else {
-            continue;
-        };
-        let cut = tensors.iter().filter(past).count();
-        let more = if cut > 1 { format!(" (and {} more)", cut - 1) } else { String::new() };
+    for (file, past) in files.iter().zip(past) {
+        let Some((worst, count)) = past else { continue };
+        let more = if count > 1 { format!(" (and {} more)", count - 1) } else { String::new() };
         problems.push(Error::source_file(
             &file.path,
             identify::partial(&file.path).unwrap_or_else(|| {
@@ -168,7 +171,7 @@ fn extents(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
                     shown(&worst.name),
                     worst.bytes,
                     worst.offset,
-                    u128::from(worst.offset) + u128::from(worst.bytes),
+                    end(worst),
                     file.size
                 )
             }),
