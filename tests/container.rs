@@ -316,6 +316,8 @@ fn sec_01_claimed_counts() {
         refused(&three().claim_pairs(count).bytes(), &["metadata_kv_count", &count.to_string(), &size]);
         refused(&three().claim_tensors(count).bytes(), &["tensor_count", &count.to_string(), &size]);
     }
+    refused(&three().claim_tensors(9).bytes(), &["tensor_count is 9", "more than fit"]);
+    refused(&three().claim_pairs(90).bytes(), &["metadata_kv_count is 90", "more than fit"]);
     // One more than there are, with zeros after it.
     let one_more = Builder::new("llama").claim_pairs(2).tail([0; 64]).bytes();
     refused(&one_more, &["metadata key", "2 metadata keys", &one_more.len().to_string()]);
@@ -348,6 +350,8 @@ fn sec_02_claimed_lengths() {
         bytes[24..32].copy_from_slice(&length.to_le_bytes());
         refused(&bytes, &["metadata key 0", &length.to_string()]);
     }
+    open(&three().kv("k".repeat(65535), 1u32).bytes()).unwrap();
+    refused(&three().kv("k".repeat(65536), 1u32).bytes(), &["metadata key 1", "65536", "65535"]);
     // Arrays of arrays, 3000 deep.
     let mut nested = Vec::new();
     for _ in 0..3000 {
@@ -428,6 +432,10 @@ fn sec_06_overlaps_holes_order_and_tails() {
     holds_three(&tail);
     said(&tail.notes().join("\n"), &["model.gguf", "4096 bytes", "ignored"]);
     assert_eq!(tail.notes().len(), 1);
+    // A tensor without elements hides no tail.
+    let hidden = three().tensor("none", F32, &[0], []).offset(96 + 4096);
+    assert_eq!(open(&hidden.clone().tail([1; 4096]).bytes()).unwrap().notes().len(), 1);
+    refused(&hidden.tail([b"GGUF".as_slice(), &[0; 4092]].concat()).bytes(), &["second header"]);
 }
 
 #[test]

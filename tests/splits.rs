@@ -82,6 +82,7 @@ fn spl_01_what_else_a_directory_holds() {
         |architecture, kind| Builder::new(architecture).kv("general.type", kind).f32s("a", &[1], &[1.0]);
     one("clip", "mmproj").write(directory.path().join("mmproj-F16.gguf"));
     one("llama", "adapter").write(directory.path().join("lora.gguf"));
+    write_splits(directory.path(), "mmproj-BF16", &one("clip", "mmproj").splits(&[0, 0, 1]));
     Builder::new("llama")
         .f32s("blk.1.nextn.eh_proj.weight", &[1], &[1.0])
         .write(directory.path().join("mtp-m.gguf"));
@@ -91,7 +92,7 @@ fn spl_01_what_else_a_directory_holds() {
     let gguf = open(&[directory.path().into()]).unwrap();
     holds_model(&gguf);
     let notes = gguf.notes().join("\n");
-    for word in ["mmproj-F16.gguf", "lora.gguf", "mtp-m.gguf"] {
+    for word in ["mmproj-F16.gguf", "mmproj-BF16-*", "lora.gguf", "mtp-m.gguf"] {
         assert!(notes.contains(word), "{notes}");
     }
     let empty = tempfile::tempdir().unwrap();
@@ -229,6 +230,11 @@ fn spl_04_first_split_holds_metadata_alone() {
     let end = bytes.iter().rposition(|&b| b != 0).unwrap() + 4;
     std::fs::write(&paths[0], &bytes[..end.min(bytes.len())]).unwrap();
     holds_model(&open(&paths[..1]).unwrap());
+    // Or some of the MTP block, which makes it no draft sidecar.
+    let draft =
+        Builder::new("llama").f32s("blk.1.nextn.eh_proj.weight", &[1], &[1.0]).f32s("a", &[1], &[2.0]);
+    let paths = write_splits(directory.path(), "d", &draft.splits(&[1, 1]));
+    assert_eq!(open(&paths[..1]).unwrap().tensors().len(), 2);
     // No tensors in any: a vocabulary.
     let empty = Builder::new("llama").splits(&[0, 0]);
     let paths = write_splits(directory.path(), "v", &empty);

@@ -228,10 +228,7 @@ fn from_list(paths: &[PathBuf]) -> Result<Vec<Opened>> {
             ));
         };
         let path = file.path.clone();
-        let expected = *count.get_or_insert(own);
-        if own != expected {
-            return Err(mismatch(&file, "split.count", own, expected, "as in the files before it"));
-        }
+        count.get_or_insert(own);
         if let Some(other) = numbered.insert(number, file) {
             return Err(Error::source_file(
                 &path,
