@@ -197,6 +197,11 @@ fn spl_03_numbers_counts_and_types() {
         let paths = write_splits(directory.path(), "t", &splits);
         refused(&paths[..1], &[key, "text", "whole number"]);
     }
+    // Numbers as large as they go, under a name that is none of a split.
+    let last = model().splits(&[3, 3])[1].clone().set("split.no", u64::MAX);
+    refused(&[last.write(directory.path().join("last.gguf"))], &["last.gguf", "of 2"]);
+    let many = model().splits(&[3, 3])[1].clone().set("split.count", u64::MAX);
+    refused(&[many.write(directory.path().join("many.gguf"))], &["many.gguf", "split.count"]);
     // A name that disagrees with the keys.
     let wrong = model().splits(&[2, 2, 2])[2].write(directory.path().join(split_name("w", 1, 2)));
     refused(&[wrong], &["split.count", "3, expected 2", "name"]);

@@ -140,7 +140,7 @@ fn from_member(member: Opened) -> Result<Vec<Opened>> {
         return Ok(vec![member]);
     }
     let Some((name, number)) = name else {
-        let number = member.header.metadata.count("split.no")?.unwrap_or(0) + 1;
+        let number = member.header.metadata.count("split.no")?.unwrap_or(0).saturating_add(1);
         return Err(Error::source_file(
             &member.path,
             format!(
