@@ -1,5 +1,6 @@
 //! What one GGUF file may look like: a regression test named after each field report (PAR: parsing,
 //! SEC: hostile input, TYP: types). Files are written byte by byte by `common`, none by this crate.
+#![cfg(feature = "convert")]
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! The reader allocates by what it has read, never by what a file claims.
+#![cfg(feature = "convert")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Sound files read as gguf-py reads them: names, shapes, types, offsets, bytes, every metadata value.
 //! The expected values are written by `scripts/gguf_expected.py`.
+#![cfg(feature = "convert")]
 
 use preshard::gguf::{Gguf, Value};
 use serde_json::{Value as Json, json};

@@ -1,4 +1,5 @@
 //! Which files make one model: a regression test named after each field report (SPL: splits).
+#![cfg(feature = "convert")]
 
 mod common;
 
