@@ -4,6 +4,8 @@ pub mod error;
 #[cfg(feature = "convert")]
 pub mod gguf;
 pub mod hash;
+#[cfg(feature = "convert")]
+pub mod hf;
 pub mod manifest;
 pub mod quant;
 
