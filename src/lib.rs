@@ -14,6 +14,8 @@ pub mod gguf;
 pub mod hash;
 #[cfg(feature = "convert")]
 pub mod journal;
+#[cfg(feature = "convert")]
+pub mod hf;
 pub mod manifest;
 #[cfg(feature = "convert")]
 pub mod mapping;
