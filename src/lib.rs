@@ -8,6 +8,7 @@ pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod hash;
+pub mod load;
 pub mod manifest;
 #[cfg(feature = "convert")]
 pub mod mapping;

@@ -204,6 +204,26 @@ impl Device {
         Ok(Module(Arc::new(ModuleInner { device: self.clone(), raw })))
     }
 
+    /// Bytes per second of copies from page-locked memory: the limit of the link.
+    pub fn pinned_copy_rate(&self) -> Result<f64> {
+        const SIZE: usize = 64 << 20;
+        const COPIES: u32 = 48;
+        let host = self.alloc_pinned(SIZE)?;
+        let memory = self.alloc(SIZE)?;
+        let stream = self.stream()?;
+        let (start, end) = (self.event(true)?, self.event(true)?);
+        for i in 0..=COPIES {
+            // SAFETY: both buffers are of that size and outlive the synchronisation below.
+            unsafe { stream.copy_to_device(memory.ptr(), host.as_ptr(), SIZE)? };
+            if i == 0 {
+                stream.record(&start)?; // the first copy warms up
+            }
+        }
+        stream.record(&end)?;
+        stream.synchronize()?;
+        Ok(f64::from(COPIES) * SIZE as f64 / end.seconds_since(&start)?)
+    }
+
     fn failed(&self, action: &str, error: DriverError) -> Error {
         failed(&self.to_string(), action, error)
     }
