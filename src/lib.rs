@@ -11,11 +11,14 @@ pub mod error;
 pub mod eval;
 #[cfg(feature = "convert")]
 pub mod gguf;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod hash;
 #[cfg(feature = "convert")]
 pub mod journal;
 #[cfg(feature = "convert")]
 pub mod hf;
+pub mod load;
 pub mod manifest;
 #[cfg(feature = "convert")]
 pub mod mapping;

@@ -1,0 +1,297 @@
+//! The pipeline from a shard file to a GPU.
+//!
+//! Reader threads claim chunks in file order. Each has its own stream and a few page-locked slots:
+//! it fills a slot, queues its copy, and fills the next while the copy runs. Once all chunks of a
+//! leaf are on their way, the hashing thread queues that leaf's hash behind their copies on a
+//! stream of its own, so that verification overlaps with loading. Host memory is bounded by the
+//! slots, whatever the file.
+
+use super::read::{ALIGN, Source};
+use super::{Options, Shard, Stats, compare_leaves, numa};
+use crate::error::{Error, Result};
+use crate::gpu::blake3::{LeafHasher, VALUE};
+use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
+use crate::manifest::{self, LEAF};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Instant;
+
+/// Slots per reader thread: one is filled while the other is copied.
+const SLOTS: usize = 2;
+/// Page-locked memory of one load at most.
+const MAX_PINNED: usize = 512 << 20;
+
+/// A shard in device memory: the whole file in one allocation, freed when dropped.
+pub struct Loaded {
+    memory: DeviceBuffer,
+    entry: manifest::Shard,
+    stats: Stats,
+}
+
+impl Loaded {
+    /// The device address of the tensor of that name and its entry in the manifest.
+    pub fn tensor(&self, name: &str) -> Option<(u64, &manifest::Tensor)> {
+        self.tensors().find(|(_, t)| t.name == name)
+    }
+
+    /// All tensors with their device addresses, in file order. The addresses are good for as long
+    /// as this value lives.
+    pub fn tensors(&self) -> impl Iterator<Item = (u64, &manifest::Tensor)> {
+        self.entry.tensors.iter().map(|t| (self.memory.ptr() + t.offset, t))
+    }
+
+    /// The memory: byte `i` of the file is byte `i` here.
+    pub fn memory(&self) -> &DeviceBuffer {
+        &self.memory
+    }
+
+    /// What the load did.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+}
+
+impl Shard {
+    /// Loads the shard to `device` and, unless turned off, verifies every leaf there.
+    ///
+    /// # Errors
+    /// Not enough device memory, a read that fails or falls short, a file that changes meanwhile,
+    /// a damaged leaf (with the tensors it holds): then nothing is handed out.
+    pub fn load(&self, device: &Device, options: &Options) -> Result<Loaded> {
+        let mut loaded = load_all(&[(self, device)], options)?;
+        loaded.pop().ok_or_else(|| Error::device(device, "nothing was loaded"))
+    }
+
+    /// As [`Shard::load`], into device memory that the caller owns.
+    ///
+    /// # Safety
+    /// `base`, a multiple of 16, must be memory of `device` for the file's bytes, used by nothing
+    /// until the call returns. After an error its contents are undefined.
+    pub unsafe fn load_into(&self, device: &Device, base: u64, options: &Options) -> Result<Stats> {
+        options.check()?;
+        if !base.is_multiple_of(16) {
+            return Err(Error::request("device memory", format!("{base:#x} is no multiple of 16")));
+        }
+        let cores = numa::cores(device.info().numa_node);
+        let stop = AtomicBool::new(false);
+        let threads = options.threads_for(cores.len(), 1);
+        let load = Load { shard: self, device, base, options, threads, cores, stop: &stop };
+        load.run(Instant::now())?.ok_or_else(|| Error::device(device, "the load was stopped"))
+    }
+}
+
+/// Loads each shard to its device, all at once. The first failure stops all of them.
+pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Loaded>> {
+    options.check()?;
+    let stop = AtomicBool::new(false);
+    let results: Vec<Result<Option<Loaded>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = loads
+            .iter()
+            .map(|&(shard, device)| {
+                let neighbours =
+                    loads.iter().filter(|(_, d)| d.info().numa_node == device.info().numa_node).count();
+                let stop = &stop;
+                scope.spawn(move || {
+                    let load = || -> Result<Option<Loaded>> {
+                        let start = Instant::now();
+                        let entry = shard.entry();
+                        let bytes = usize::try_from(entry.bytes).map_err(|_| {
+                            Error::shards(shard.path().display(), "too large for this machine")
+                        })?;
+                        let memory = device.alloc(bytes)?;
+                        let cores = numa::cores(device.info().numa_node);
+                        let threads = options.threads_for(cores.len(), neighbours);
+                        let load = Load { shard, device, base: memory.ptr(), options, threads, cores, stop };
+                        Ok(load.run(start)?.map(|stats| Loaded { memory, entry: entry.clone(), stats }))
+                    };
+                    load().inspect_err(|_| stop.store(true, Ordering::Relaxed))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let (done, failed): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    Error::all(failed.into_iter().filter_map(Result::err).collect())?;
+    Ok(done.into_iter().filter_map(Result::ok).flatten().collect())
+}
+
+/// One shard on its way to one device.
+struct Load<'a> {
+    shard: &'a Shard,
+    device: &'a Device,
+    /// Device address of the file's first byte.
+    base: u64,
+    options: &'a Options,
+    threads: usize,
+    cores: Vec<usize>,
+    /// Set by whoever fails; everyone looks before the next chunk.
+    stop: &'a AtomicBool,
+}
+
+/// What the readers and the hashing thread share.
+struct Progress {
+    /// The next chunk that nobody has claimed.
+    next: AtomicU64,
+    /// Chunks of each leaf that are not on their way.
+    missing: Vec<AtomicU32>,
+    /// The slot that each chunk was copied from.
+    slot_of: Vec<AtomicU32>,
+    /// Each slot's last copy. A slot that was used again since stands for a later copy of the same
+    /// stream, which is as good.
+    copied: Vec<Event>,
+    /// When chunk 0 was in its place.
+    first: Mutex<Option<Instant>>,
+}
+
+/// A reader's stream and page-locked slots; the stream is idle before they are freed.
+struct Lane {
+    stream: Stream,
+    slots: PinnedBuffer,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let _ = self.stream.synchronize(); // a failure was reported by the reader
+    }
+}
+
+impl Load<'_> {
+    /// Runs the load; `None` when another load's failure stopped it.
+    fn run(&self, start: Instant) -> Result<Option<Stats>> {
+        let bytes = self.shard.entry().bytes;
+        let chunk = self.options.chunk as u64;
+        let chunks = bytes.div_ceil(chunk);
+        let threads = self
+            .threads
+            .min(MAX_PINNED / (SLOTS * self.options.chunk))
+            .min(usize::try_from(chunks).unwrap_or(usize::MAX))
+            .max(1);
+        let source = Source::new(self.shard, self.options.method)?;
+        let leaves = bytes.div_ceil(LEAF);
+        let progress = Progress {
+            next: AtomicU64::new(0),
+            missing: (0..leaves)
+                .map(|l| AtomicU32::new((LEAF.min(bytes - l * LEAF)).div_ceil(chunk) as u32))
+                .collect(),
+            slot_of: (0..chunks).map(|_| AtomicU32::new(0)).collect(),
+            copied: (0..threads * SLOTS).map(|_| self.device.event(false)).collect::<Result<_>>()?,
+            first: Mutex::new(None),
+        };
+        let fail = |_: &Error| self.stop.store(true, Ordering::Relaxed);
+        let (send, leaves_sent) = mpsc::channel();
+        let (read, hashed) = std::thread::scope(|scope| {
+            let (progress, source) = (&progress, &source);
+            let hashing = self
+                .options
+                .verify
+                .then(|| scope.spawn(move || self.hash(progress, leaves_sent).inspect_err(fail)));
+            let readers: Vec<_> = (0..threads)
+                .map(|i| {
+                    let send = send.clone();
+                    scope.spawn(move || self.read(i, source, progress, &send).inspect_err(fail))
+                })
+                .collect();
+            drop(send);
+            let join = |panic| std::panic::resume_unwind(panic);
+            let read: Vec<Result<Instant>> =
+                readers.into_iter().map(|t| t.join().unwrap_or_else(join)).collect();
+            (read, hashing.map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+        });
+        let ends = read.into_iter().collect::<Result<Vec<Instant>>>()?;
+        let hashed = hashed.transpose()?;
+        if self.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        self.shard.check_unchanged()?;
+        if let Some(found) = &hashed {
+            compare_leaves(self.shard, found)?;
+        }
+        let since = |t: Option<Instant>| t.map_or(0.0, |t| (t - start).as_secs_f64());
+        let first = progress.first.into_inner().unwrap_or_else(|e| e.into_inner());
+        Ok(Some(Stats {
+            bytes,
+            seconds: start.elapsed().as_secs_f64(),
+            first_byte: since(first),
+            last_byte: since(ends.into_iter().max()),
+            threads,
+            pinned: (threads * SLOTS * self.options.chunk) as u64,
+            direct: source.read_direct(),
+            verified: self.options.verify,
+        }))
+    }
+
+    /// One reader; gives the time when its last copy was done.
+    fn read(
+        &self,
+        index: usize,
+        source: &Source,
+        progress: &Progress,
+        leaves: &mpsc::Sender<u64>,
+    ) -> Result<Instant> {
+        numa::bind(&self.cores);
+        let bytes = self.shard.entry().bytes;
+        let size = self.options.chunk;
+        debug_assert!(size.is_multiple_of(ALIGN));
+        let mut lane = Lane { stream: self.device.stream()?, slots: self.device.alloc_pinned(size * SLOTS)? };
+        let mut used = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let chunk = progress.next.fetch_add(1, Ordering::Relaxed);
+            let offset = chunk * size as u64;
+            if offset >= bytes {
+                break;
+            }
+            let slot = used % SLOTS;
+            let event = &progress.copied[index * SLOTS + slot];
+            if used >= SLOTS {
+                event.synchronize()?;
+            }
+            used += 1;
+            let len = (bytes - offset).min(size as u64) as usize;
+            let buffer = &mut lane.slots[slot * size..(slot + 1) * size];
+            source.fill(buffer, offset, len)?;
+            // SAFETY: the slot is not touched again before its event; `base` is device memory for
+            // the whole file.
+            unsafe { lane.stream.copy_to_device(self.base + offset, buffer.as_ptr(), len)? };
+            lane.stream.record(event)?;
+            progress.slot_of[chunk as usize].store((index * SLOTS + slot) as u32, Ordering::Release);
+            if chunk == 0 {
+                event.synchronize()?;
+                *progress.first.lock().unwrap_or_else(|e| e.into_inner()) = Some(Instant::now());
+            }
+            let leaf = offset / LEAF;
+            if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+                let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
+            }
+        }
+        lane.stream.synchronize()?;
+        Ok(Instant::now())
+    }
+
+    /// Hashes leaves as they arrive; gives all chaining values.
+    fn hash(&self, progress: &Progress, leaves: mpsc::Receiver<u64>) -> Result<Vec<[u8; 32]>> {
+        let bytes = self.shard.entry().bytes;
+        let chunks = progress.slot_of.len() as u64;
+        let per_leaf = LEAF / self.options.chunk as u64;
+        let stream = self.device.stream()?;
+        let hasher = LeafHasher::new(self.device)?;
+        let values = self.device.alloc(progress.missing.len() * VALUE)?;
+        for leaf in leaves {
+            let first = leaf * per_leaf;
+            for chunk in first..(first + per_leaf).min(chunks) {
+                let slot = progress.slot_of[chunk as usize].load(Ordering::Acquire);
+                stream.wait(&progress.copied[slot as usize])?;
+            }
+            // SAFETY: the leaf's copies come before on this stream; `values` has a place for each
+            // leaf and lives until the stream is idle.
+            unsafe { hasher.queue(&stream, self.base, bytes, leaf, 1, values.ptr() + leaf * VALUE as u64)? };
+        }
+        stream.synchronize()?;
+        let mut found = vec![[0; VALUE]; progress.missing.len()];
+        values.read(0, found.as_flattened_mut())?;
+        Ok(found)
+    }
+}
