@@ -3,6 +3,8 @@
 pub mod error;
 #[cfg(feature = "convert")]
 pub mod gguf;
+#[cfg(feature = "cuda")]
+pub mod gpu;
 pub mod manifest;
 pub mod quant;
 
