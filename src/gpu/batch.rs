@@ -444,34 +444,33 @@ fn speed(
     work: impl Fn(&mut [u8]) -> Result<()> + Sync,
 ) -> Result<f64> {
     const TIME: Duration = Duration::from_millis(20);
-    let work = &work;
-    let barrier = &std::sync::Barrier::new(buffers.len());
-    let rates = std::thread::scope(|scope| {
-        let threads: Vec<_> = buffers
-            .iter_mut()
-            .map(|buffer| {
-                scope.spawn(move || -> Result<f64> {
-                    let out = &mut buffer.bytes()[..length];
-                    // The first call touches the memory and compiles the kernels.
-                    let warm = work(out);
-                    barrier.wait();
-                    warm?;
-                    let start = Instant::now();
-                    let mut calls = 0;
-                    while calls == 0 || start.elapsed() < TIME {
-                        work(out)?;
-                        calls += 1;
-                    }
-                    Ok((calls * length) as f64 / start.elapsed().as_secs_f64())
-                })
-            })
-            .collect();
+    // One call each touches the memory and has the kernels compiled.
+    on_each(buffers, |buffer| work(&mut buffer.bytes()[..length]))?;
+    let rates = on_each(buffers, |buffer| {
+        let out = &mut buffer.bytes()[..length];
+        let start = Instant::now();
+        let mut calls = 0;
+        while calls == 0 || start.elapsed() < TIME {
+            work(out)?;
+            calls += 1;
+        }
+        Ok((calls * length) as f64 / start.elapsed().as_secs_f64())
+    })?;
+    Ok(rates.iter().sum())
+}
+
+/// `work` on every buffer at once, each on its own thread.
+fn on_each<T: Send>(
+    buffers: &mut [Buffer],
+    work: impl Fn(&mut Buffer) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = buffers.iter_mut().map(|buffer| scope.spawn(|| work(buffer))).collect();
         threads
             .into_iter()
             .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect::<Result<Vec<f64>>>()
-    })?;
-    Ok(rates.iter().sum())
+            .collect()
+    })
 }
 
 /// Bytes without a pattern, the same on every run (the splitmix64 sequence).
