@@ -148,9 +148,9 @@ pub struct Tensor {
     /// Why a quantised source was decoded, when it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoded: Option<String>,
-    /// Packed blocks whose scale is NaN or infinite, when there are any.
+    /// NaN and infinity in it, when there is any: packed blocks, or elements of a float tensor.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub nonfinite_blocks: u64,
+    pub nonfinite: u64,
     /// Other names by which the engine reaches the same storage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,

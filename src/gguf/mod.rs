@@ -1,21 +1,38 @@
 //! Reads GGUF: maps the files, parses and checks every header, finds the splits.
 //!
-//! Strict on purpose (see the module's tests): a file that llama.cpp would refuse is refused here,
-//! and so are files it would misread.
+//! Strict on purpose: a file that llama.cpp would refuse is refused here, and so are files it would
+//! misread. Tensor data is not looked at; it is handed out as stored.
+//!
+//! `header` parses one file, `splits` finds the files of one model, `check` holds the tensors
+//! of all files against each other and the files' sizes, `identify` names what is no model.
 
-use crate::error::Result;
+mod check;
+mod header;
+mod identify;
+mod metadata;
+mod splits;
+
+pub use metadata::{Array, Element, Metadata, Value};
+
+use crate::error::{Error, Result};
 use crate::quant::GgmlType;
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use memmap2::Mmap;
+use splits::Opened;
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::SystemTime;
 
 /// A model: one GGUF file or all files of a split set, checked and mapped.
+#[derive(Debug)]
 pub struct Gguf {
     files: Vec<SourceFile>,
     metadata: Metadata,
     tensors: Vec<Tensor>,
+    notes: Vec<String>,
 }
 
 /// One mapped file of the model, in split order.
+#[derive(Debug)]
 pub struct SourceFile {
     /// Where it was opened.
     pub path: PathBuf,
@@ -25,16 +42,19 @@ pub struct SourceFile {
     pub data_start: u64,
     /// BLAKE3 of the first `data_start` bytes.
     pub header_hash: [u8; 32],
+    file: File,
+    map: Mmap,
+    modified: Option<SystemTime>,
 }
 
 /// One tensor of the model.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Tensor {
     /// Its name, 1 to 63 bytes of UTF-8.
     pub name: String,
     /// Its type.
     pub ty: &'static GgmlType,
-    /// Dimensions in ggml's order, the fastest first; 1 to 4 of them.
+    /// Dimensions in ggml's order, the fastest first; 1 to 4 of them. A dimension may be 0.
     pub ne: Vec<u64>,
     /// Index into [`Gguf::files`].
     pub file: usize,
@@ -44,28 +64,82 @@ pub struct Tensor {
     pub bytes: u64,
 }
 
-/// The metadata of the first file (the only one that carries any but the `split.*` keys).
-#[derive(Default)]
-pub struct Metadata {
-    values: BTreeMap<String, Value>,
+impl Tensor {
+    /// How many elements it has.
+    pub fn elements(&self) -> u64 {
+        if self.ne.contains(&0) { 0 } else { self.ne.iter().product() }
+    }
 }
 
-/// One metadata value. Strings stay bytes: tokens need not be UTF-8.
-#[allow(missing_docs)]
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    U64(u64),
-    I64(i64),
-    F64(f64),
-    Bool(bool),
-    String(Vec<u8>),
-    Array(Vec<Value>),
+impl SourceFile {
+    fn new(opened: Opened) -> SourceFile {
+        let Opened { path, file, map, size, stat, header } = opened;
+        let data_start = header.data_start.min(size);
+        // The header lies inside the mapping, so it fits in a usize.
+        let header_hash = *blake3::hash(&map[..data_start as usize]).as_bytes();
+        SourceFile { path, size, data_start, header_hash, file, map, modified: stat.modified().ok() }
+    }
+    /// The open file, for reads that go past the mapping.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+    /// All bytes of the file, from the mapping. No access pattern is advised to the kernel; a caller
+    /// that reads on a large scale knows its own.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+    fn unchanged(&self) -> Result<()> {
+        let stat = self.file.metadata().map_err(|e| Error::io(&self.path, "examine", e))?;
+        let detail = if stat.len() != self.size {
+            format!("it had {} bytes when it was opened and has {} now", self.size, stat.len())
+        } else if stat.modified().ok() != self.modified {
+            "it was modified since it was opened".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Error::source_file(
+            &self.path,
+            format!("{detail}: run again when nothing else writes to the file"),
+        ))
+    }
 }
 
 impl Gguf {
     /// Opens a model from any file of a split set, a directory, or an explicit list of all its files.
-    pub fn open(_inputs: &[PathBuf]) -> Result<Gguf> {
-        todo!()
+    ///
+    /// A directory must hold one model; projectors, adapters and the like beside it are left aside
+    /// with a note. A list may be in any order.
+    ///
+    /// # Errors
+    ///
+    /// Everything that makes the files no sound, whole, single language model, all problems of one
+    /// kind at once. Whether the tensors are those that the architecture needs is not asked here.
+    pub fn open(inputs: &[PathBuf]) -> Result<Gguf> {
+        let mut notes = Vec::new();
+        let files = splits::find(inputs, &mut notes)?;
+        let first = &files[0];
+        if let Some(kind) = identify::not_a_model(&first.header) {
+            return Err(Error::source_file(&first.path, kind));
+        }
+        match first.header.metadata.text("general.architecture")? {
+            Some("") | None => {
+                return Err(Error::source_file(
+                    &first.path,
+                    "metadata key general.architecture is missing: not a model made by llama.cpp's converter",
+                ));
+            }
+            Some(_) => {}
+        }
+        if files.iter().all(|file| file.header.entries.is_empty()) {
+            return Err(Error::source_file(
+                &first.path,
+                "a vocabulary alone (0 tensors); expected a language model: get the file with the weights",
+            ));
+        }
+        let tensors = check::tensors(&files, &mut notes)?;
+        let metadata = first.header.metadata.clone();
+        let files = files.into_iter().map(SourceFile::new).collect();
+        Ok(Gguf { files, metadata, tensors, notes })
     }
     /// The files, in split order.
     pub fn files(&self) -> &[SourceFile] {
@@ -79,47 +153,24 @@ impl Gguf {
     pub fn tensors(&self) -> &[Tensor] {
         &self.tensors
     }
-    /// The bytes of a tensor.
-    pub fn data(&self, _tensor: &Tensor) -> &[u8] {
-        todo!()
+    /// Remarks that are no errors, each a line: bytes after the last tensor, files left aside.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+    /// The bytes of a tensor of this model, as stored, straight from the mapping.
+    ///
+    /// Another process may change the file underneath: see [`Gguf::unchanged`]. When it shrinks, access
+    /// past its new end raises SIGBUS, which a program that must not die of it has to handle.
+    pub fn data(&self, tensor: &Tensor) -> &[u8] {
+        if tensor.bytes == 0 {
+            // Its offset may lie in padding that the file does not have.
+            return &[];
+        }
+        // `open` has checked the extent against the mapping, which fits in a usize.
+        &self.files[tensor.file].map[tensor.offset as usize..][..tensor.bytes as usize]
+    }
+    /// Checks that no file has changed its length or modification time since it was opened.
+    pub fn unchanged(&self) -> Result<()> {
+        Error::all(self.files.iter().filter_map(|file| file.unchanged().err()).collect())
     }
 }
-
-impl Metadata {
-    /// The value of `key`.
-    pub fn get(&self, key: &str) -> Option<&Value> {
-        self.values.get(key)
-    }
-    /// All keys and values, sorted by key.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        self.values.iter().map(|(k, v)| (k.as_str(), v))
-    }
-    /// The text under `key`; `None` when absent. An error when it is no text or no UTF-8.
-    pub fn text(&self, _key: &str) -> Result<Option<&str>> {
-        todo!()
-    }
-    /// The whole number under `key` (any integer type, not negative); an error when it is anything else.
-    pub fn count(&self, _key: &str) -> Result<Option<u64>> {
-        todo!()
-    }
-    /// The number under `key`, integer or float.
-    pub fn number(&self, _key: &str) -> Result<Option<f64>> {
-        todo!()
-    }
-    /// The truth value under `key`.
-    pub fn flag(&self, _key: &str) -> Result<Option<bool>> {
-        todo!()
-    }
-    /// The array under `key`.
-    pub fn array(&self, _key: &str) -> Result<Option<&[Value]>> {
-        todo!()
-    }
-    /// A per-layer count: a scalar stands for all `layers`, an array must have one entry each.
-    pub fn per_layer(&self, _key: &str, _layers: u64) -> Result<Option<Vec<u64>>> {
-        todo!()
-    }
-}
-
-/// Keeps `Path` imported in the sketch.
-#[allow(dead_code)]
-fn _sketch(_: &Path) {}

@@ -1,0 +1,441 @@
+//! The tables under `mappings/`: facts about GGUF architectures and about engines.
+//!
+//! An architecture file undoes llama.cpp's converter (GGUF tensors to Hugging Face tensors). An
+//! engine file says what an engine makes of Hugging Face tensors: which fuse, how each is cut, which
+//! are never quantised. `docs/mappings.md` describes every key.
+
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Facts about one GGUF architecture.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arch {
+    /// `general.architecture` of the GGUF.
+    pub architecture: String,
+    /// The engine mapping per layout.
+    pub engines: Engines,
+    /// Numbers of the model: a name and the metadata key it comes from (see [`SymbolSource`]).
+    pub symbols: BTreeMap<String, SymbolSource>,
+    /// Tensors kept or dropped together by policy.
+    #[serde(default)]
+    pub groups: BTreeMap<String, Group>,
+    /// GGUF tensors and what they become.
+    #[serde(rename = "tensor")]
+    pub tensors: Vec<TensorRule>,
+    /// GGUF tensors that are left out.
+    #[serde(rename = "drop", default)]
+    pub drops: Vec<DropRule>,
+}
+
+/// Tensors kept or dropped together.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// Metadata key of a truth value per layer: false where the layer must not have the group.
+    pub owners: Option<String>,
+    /// Why tensors of other layers are dropped.
+    #[serde(default)]
+    pub reason: String,
+}
+
+/// Which engine mapping serves which layout.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Engines {
+    /// For `--layout vllm`.
+    pub vllm: String,
+    /// For `--layout vllm` when the indexer is dropped; defaults to `vllm`.
+    pub vllm_without_indexer: Option<String>,
+    /// For `--layout hf`.
+    pub hf: String,
+}
+
+/// Where a symbol's value comes from: `key` (required), `key?` (0 when absent), `key?other` (the
+/// symbol `other` when absent) or a number.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum SymbolSource {
+    /// A metadata key, with the rules above.
+    Key(String),
+    /// A constant.
+    Number(u64),
+}
+
+/// One rule of an architecture: GGUF tensors in, Hugging Face tensors out.
+///
+/// `{L}` runs over the layers of `in`, `{E}` over the experts.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorRule {
+    /// GGUF names.
+    pub from: Vec<String>,
+    /// Hugging Face names.
+    #[serde(deserialize_with = "one_or_many")]
+    pub to: Vec<String>,
+    /// How the values are moved.
+    #[serde(default)]
+    pub via: Via,
+    /// Layers, `first..end` over symbols; all of them when absent.
+    #[serde(rename = "in")]
+    pub layers: Option<String>,
+    /// A symbol that must not be 0 for the rule to apply (`!symbol`: must be 0).
+    pub when: Option<String>,
+    /// The file may lack it.
+    #[serde(default)]
+    pub optional: bool,
+    /// `name:variant`: of all variants of a name, a layer has exactly one.
+    pub variant: Option<String>,
+    /// Kept or dropped together, by policy: `indexer`.
+    pub group: Option<String>,
+    /// Symbol with the number of heads, for `unpermute` and `mla_kv_b`.
+    pub heads: Option<String>,
+}
+
+/// How the values of GGUF tensors become those of Hugging Face tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Via {
+    /// As they are.
+    #[default]
+    Copy,
+    /// Rows of each head back from llama.cpp's interleaved order (`LlamaModel.permute`).
+    Unpermute,
+    /// `attn_k_b` (transposed per head) and `attn_v_b` joined into `kv_b_proj`.
+    MlaKvB,
+    /// One stacked tensor to one tensor per expert.
+    Experts,
+    /// One stacked tensor of gate and up rows to two tensors per expert.
+    ExpertsGateUp,
+}
+
+/// GGUF tensors that are left out, and why.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DropRule {
+    /// GGUF name; `{L}` stands for any layer, a final `*` for any rest.
+    pub name: String,
+    /// Shown by `plan` and written to the manifest.
+    pub reason: String,
+}
+
+/// What an engine does with Hugging Face tensors.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Engine {
+    /// The engine and the version whose behaviour this file describes.
+    pub engine: String,
+    /// Class written to config.json; the model's own when absent.
+    pub class: Option<String>,
+    /// One file per rank, or an ordinary checkpoint.
+    #[serde(default)]
+    pub sharded: bool,
+    /// Vocabulary rows are padded to a multiple of this.
+    #[serde(default = "one")]
+    pub vocab_multiple: u64,
+    /// ggml types the engine computes with; all others are decoded. Empty: nothing stays packed.
+    #[serde(default)]
+    pub packed_types: Vec<String>,
+    /// What `{B}` stands for in a layer of the trunk.
+    #[serde(default)]
+    pub block: String,
+    /// What `{B}` stands for in the multi-token-prediction block.
+    #[serde(default)]
+    pub mtp_block: String,
+    /// The parameters.
+    #[serde(rename = "param", default)]
+    pub params: Vec<ParamRule>,
+    /// Scalars the engine expects in the file.
+    #[serde(rename = "constant", default)]
+    pub constants: Vec<ConstantRule>,
+}
+
+/// One engine parameter.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ParamRule {
+    /// Its name. `{L}`: the layer; `{B}`: the block's prefix; `*` (alone): each tensor by its own name.
+    pub to: String,
+    /// Hugging Face tensors in order; `a|b` takes the first that exists; `{E}`: stacked over experts.
+    #[serde(default)]
+    pub join: Vec<String>,
+    /// Not where this Hugging Face tensor exists.
+    pub without: Option<String>,
+    /// How it is cut; one for all members, or one each.
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub cut: Vec<Cut>,
+    /// The engine declares it without quantisation; the text says why.
+    pub float: Option<String>,
+    /// `f32`: its dtype whatever the model's.
+    pub dtype: Option<String>,
+    /// Only on this pipeline stage: `first`, `last`.
+    pub stage: Option<Stage>,
+    /// Left out where the same stage holds the tied output head.
+    #[serde(default)]
+    pub unless_tied: bool,
+    /// For each multi-token-prediction block, into the draft's file.
+    pub part: Option<Part>,
+    /// Other names of the same storage in the engine.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+}
+
+/// How a tensor is divided over the tensor-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// Every rank holds all of it.
+    Whole,
+    /// Equal runs of rows.
+    Rows,
+    /// Equal runs of columns.
+    Cols,
+    /// Rows by attention heads.
+    Heads,
+    /// Rows by key/value heads, replicated when there are fewer than ranks.
+    KvHeads,
+    /// Columns by attention heads.
+    HeadCols,
+    /// Rows of the padded vocabulary.
+    Vocab,
+}
+
+/// A pipeline stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// The one with the embedding.
+    First,
+    /// The one with the output head.
+    Last,
+}
+
+/// Which file of a rank a parameter goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Part {
+    /// The main model.
+    Model,
+    /// The multi-token-prediction draft.
+    Mtp,
+}
+
+/// A scalar per layer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConstantRule {
+    /// Its names, with `{B}`.
+    pub to: Vec<String>,
+    /// Its value, stored as f32.
+    pub value: f32,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn one_or_many<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    d: D,
+) -> std::result::Result<Vec<T>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany<T> {
+        One(T),
+        Many(Vec<T>),
+    }
+    Ok(match OneOrMany::deserialize(d)? {
+        OneOrMany::One(x) => vec![x],
+        OneOrMany::Many(xs) => xs,
+    })
+}
+
+macro_rules! compiled_in {
+    ($($folder:literal : [$($name:literal),* $(,)?]),*) => {
+        /// The tables compiled in: folder, name and text.
+        const BUILTIN: &[(&str, &str, &str)] =
+            &[$($(($folder, $name, include_str!(concat!("../mappings/", $folder, "/", $name, ".toml")))),*),*];
+    };
+}
+compiled_in!(
+    "arch": ["deepseek2", "glm-dsa", "llama", "qwen2", "qwen3", "qwen3moe"],
+    "engine": ["hf", "vllm-dense", "vllm-dsa", "vllm-mla"]
+);
+
+/// Where mapping tables come from: the built-in ones, or a directory that overrides them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tables<'a> {
+    /// A directory laid out as `mappings/`; a file there wins over the built-in one of its name.
+    pub dir: Option<&'a Path>,
+}
+
+impl Tables<'_> {
+    /// The table of an architecture and its text.
+    pub fn arch(&self, name: &str) -> Result<(Arch, String)> {
+        let (arch, text): (Arch, String) = self.read("arch", name)?;
+        if arch.architecture != name {
+            return Err(Error::mapping(
+                format!("mappings/arch/{name}.toml"),
+                format!("architecture = {:?}, expected {name:?}", arch.architecture),
+            ));
+        }
+        for rule in &arch.tensors {
+            rule.check().map_err(|detail| {
+                Error::mapping(
+                    format!("mappings/arch/{name}.toml"),
+                    format!("rule for {:?}: {detail}", rule.from),
+                )
+            })?;
+        }
+        Ok((arch, text))
+    }
+
+    /// The table of an engine and its text.
+    pub fn engine(&self, name: &str) -> Result<(Engine, String)> {
+        let (engine, text): (Engine, String) = self.read("engine", name)?;
+        for rule in &engine.params {
+            rule.check().map_err(|detail| {
+                Error::mapping(
+                    format!("mappings/engine/{name}.toml"),
+                    format!("rule for {:?}: {detail}", rule.to),
+                )
+            })?;
+        }
+        Ok((engine, text))
+    }
+
+    fn read<T: serde::de::DeserializeOwned>(&self, folder: &str, name: &str) -> Result<(T, String)> {
+        let text = self.text(folder, name)?;
+        match toml::from_str(&text) {
+            Ok(table) => Ok((table, text)),
+            Err(e) => {
+                let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+                Err(Error::mapping(
+                    format!("mappings/{folder}/{name}.toml"),
+                    format!("line {line}: {}", e.message()),
+                ))
+            }
+        }
+    }
+
+    /// The text of `folder/name.toml`.
+    fn text(&self, folder: &str, name: &str) -> Result<String> {
+        // A name comes from the GGUF: it selects a table but never a path.
+        let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
+        if let (Some(dir), true) = (self.dir, plain) {
+            let path = dir.join(folder).join(format!("{name}.toml"));
+            match std::fs::read_to_string(&path) {
+                Ok(text) => return Ok(text),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(e) => return Err(Error::io(&path, "read", e)),
+            }
+        }
+        match BUILTIN.iter().find(|(f, n, _)| *f == folder && *n == name) {
+            Some((_, _, text)) => Ok((*text).to_owned()),
+            None => {
+                let known: Vec<_> =
+                    BUILTIN.iter().filter(|(f, ..)| *f == folder).map(|(_, n, _)| *n).collect();
+                Err(Error::source(
+                    name,
+                    format!(
+                        "no mapping for this {}; known: {}; write one and pass --mappings DIR",
+                        if folder == "arch" { "architecture" } else { folder },
+                        known.join(", ")
+                    ),
+                ))
+            }
+        }
+    }
+}
+
+impl TensorRule {
+    fn check(&self) -> std::result::Result<(), String> {
+        let counts = (self.from.len(), self.to.len());
+        let expected = match self.via {
+            Via::Copy | Via::Unpermute | Via::Experts => (1, 1),
+            Via::MlaKvB => (2, 1),
+            Via::ExpertsGateUp => (1, 2),
+        };
+        if counts != expected {
+            return Err(format!(
+                "{} from and {} to names, expected {} and {}",
+                counts.0, counts.1, expected.0, expected.1
+            ));
+        }
+        if matches!(self.via, Via::Unpermute | Via::MlaKvB) && self.heads.is_none() {
+            return Err("via needs heads = \"symbol\"".into());
+        }
+        let layered = self.from.iter().chain(&self.to).map(|n| n.contains("{L}"));
+        let stacked = matches!(self.via, Via::Experts | Via::ExpertsGateUp);
+        if layered.clone().any(|l| l) != layered.clone().all(|l| l)
+            || stacked && !self.to.iter().all(|t| t.contains("{E}"))
+        {
+            return Err("{L} and {E} must stand on both sides".into());
+        }
+        Ok(())
+    }
+
+    /// The name and the variant of `variant = "name:variant"`.
+    pub fn variant(&self) -> Option<(&str, &str)> {
+        self.variant.as_deref().and_then(|v| v.split_once(':'))
+    }
+}
+
+impl ParamRule {
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.to != "*" && self.join.is_empty() {
+            return Err("join is empty".into());
+        }
+        if self.cut.len() > 1 && self.cut.len() != self.join.len() {
+            return Err(format!("{} cuts for {} members", self.cut.len(), self.join.len()));
+        }
+        let stacked = self.join.iter().map(|j| j.contains("{E}"));
+        if stacked.clone().any(|s| s) != stacked.clone().all(|s| s) {
+            return Err("some members are stacked over experts, some are not".into());
+        }
+        if !matches!(self.dtype.as_deref(), None | Some("f32")) {
+            return Err(format!("dtype {:?}, expected \"f32\"", self.dtype));
+        }
+        Ok(())
+    }
+
+    /// How member `i` is cut.
+    pub fn cut_of(&self, i: usize) -> Cut {
+        self.cut.get(i).or(self.cut.first()).copied().unwrap_or(Cut::Whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_built_in_table_is_sound() {
+        let tables = Tables::default();
+        for (folder, name, _) in BUILTIN {
+            match *folder {
+                "arch" => {
+                    let (arch, _) = tables.arch(name).unwrap();
+                    let engines = [
+                        Some(&arch.engines.vllm),
+                        arch.engines.vllm_without_indexer.as_ref(),
+                        Some(&arch.engines.hf),
+                    ];
+                    for engine in engines.into_iter().flatten() {
+                        tables.engine(engine).unwrap();
+                    }
+                }
+                _ => drop(tables.engine(name).unwrap()),
+            }
+        }
+    }
+
+    #[test]
+    fn an_architecture_name_never_becomes_a_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let tables = Tables { dir: Some(dir.path()) };
+        let error = tables.arch("../arch/llama").unwrap_err().to_string();
+        assert!(error.contains("no mapping for this architecture"), "{error}");
+    }
+}

@@ -1,0 +1,476 @@
+//! Engine parameters: which Hugging Face tensors each joins, how it is cut, whether it stays packed.
+//!
+//! Nothing here depends on a rank's number; [`super::shard`] cuts the result for each.
+
+use super::tensors::{HfTensor, Model, Order};
+use super::{Fit, Options, Weights};
+use crate::cut;
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::mapping::{Cut, Engine, ParamRule, Part, Stage};
+use crate::quant::{Float, GgmlType};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// One parameter of the engine.
+pub struct Param {
+    /// Its name, for float tensors.
+    pub to: String,
+    /// The file it goes to.
+    pub part: Part,
+    /// Its layer, which decides the pipeline stage.
+    pub layer: Option<u64>,
+    /// Only on the first or last stage.
+    pub stage: Option<Stage>,
+    /// Left out of a stage that also holds the tied head.
+    pub unless_tied: bool,
+    /// What it joins, in order.
+    pub members: Vec<Member>,
+    /// Stacked over the experts, the first dimension.
+    pub stacked: bool,
+    /// How its elements are stored.
+    pub form: Form,
+    /// Why packed sources are decoded, when they are.
+    pub decoded: Option<String>,
+    /// Other names of the same storage in the engine.
+    pub aliases: Vec<String>,
+}
+
+/// One member of a joined parameter.
+pub struct Member {
+    /// Hugging Face name, with `{E}` when stacked.
+    pub name: String,
+    /// Indices into [`Model::tensors`]: one, or one per expert.
+    pub tensors: Vec<usize>,
+    /// How it is cut.
+    pub cut: Cut,
+    /// Heads the cut must respect, when it goes by heads.
+    pub heads: u64,
+    /// Rows of each tensor.
+    pub rows: u64,
+    /// Columns of each tensor.
+    pub cols: u64,
+    /// 1-D in Hugging Face terms.
+    pub vector: bool,
+    /// ggml type of the first tensor.
+    pub ty: &'static GgmlType,
+}
+
+/// How a parameter's elements are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// ggml blocks, as they are.
+    Packed,
+    /// Decoded, or cast from another float type.
+    Float(Float),
+}
+
+/// What one rank holds of a member.
+pub struct Slice {
+    /// Rows.
+    pub rows: Range<u64>,
+    /// Columns.
+    pub cols: Range<u64>,
+    /// Zero rows after them.
+    pub padding: u64,
+}
+
+impl Member {
+    /// The slice of rank `part` of `parts`, or `None` when the cut does not come out even.
+    pub fn slice(&self, padded_vocab: u64, parts: u64, part: u64) -> Option<Slice> {
+        let (rows, cols) = (0..self.rows, 0..self.cols);
+        let slice = |rows, cols| Some(Slice { rows, cols, padding: 0 });
+        match self.cut {
+            Cut::Whole => slice(rows, cols),
+            Cut::Rows => slice(cut::share(self.rows, parts, part)?, cols),
+            Cut::Cols => slice(rows, cut::share(self.cols, parts, part)?),
+            Cut::Heads | Cut::HeadCols if self.heads % parts != 0 => None,
+            Cut::Heads if self.rows % self.heads != 0 => None,
+            Cut::HeadCols if self.cols % self.heads != 0 => None,
+            Cut::Heads => slice(cut::share(self.rows, parts, part)?, cols),
+            Cut::HeadCols => slice(rows, cut::share(self.cols, parts, part)?),
+            Cut::KvHeads => slice(cut::kv_rows(self.rows, self.heads, parts, part)?, cols),
+            Cut::Vocab => {
+                let (rows, padding) = cut::vocab_rows(self.rows, padded_vocab, parts, part)?;
+                Some(Slice { rows, cols, padding })
+            }
+        }
+    }
+
+    /// Whether the cut falls on block boundaries.
+    fn aligned(&self, parts: u64) -> bool {
+        match self.cut {
+            Cut::Cols | Cut::HeadCols => self.cols % parts == 0 && (self.cols / parts) % self.ty.block == 0,
+            _ => true,
+        }
+    }
+}
+
+/// Finds every parameter, or lists everything that stands in the way.
+pub fn resolve(
+    engine: &Engine,
+    model: &Model,
+    gguf: &Gguf,
+    options: &Options,
+    parts: u64,
+) -> Result<Vec<Param>> {
+    let mut b = Builder {
+        engine,
+        model,
+        gguf,
+        options,
+        parts,
+        used: vec![false; model.tensors.len()],
+        params: Vec::new(),
+        problems: Vec::new(),
+        mixed: Vec::new(),
+        misaligned: Vec::new(),
+    };
+    let (rest, named): (Vec<_>, Vec<_>) = engine.params.iter().partition(|r| r.to == "*");
+    for rule in named {
+        b.rule(rule);
+    }
+    if let Some(rule) = rest.first() {
+        b.rest(rule);
+    }
+    for (tensor, used) in model.tensors.iter().zip(&b.used) {
+        if !used {
+            b.problems.push(Error::mapping(
+                &tensor.name,
+                format!(
+                    "no parameter of {} takes it; the engine mapping does not fit this model",
+                    engine.engine
+                ),
+            ));
+        }
+    }
+    b.cuts();
+    b.refusals();
+    Error::all(b.problems)?;
+    Ok(b.params)
+}
+
+struct Builder<'a> {
+    engine: &'a Engine,
+    model: &'a Model,
+    gguf: &'a Gguf,
+    options: &'a Options,
+    parts: u64,
+    used: Vec<bool>,
+    params: Vec<Param>,
+    problems: Vec<Error>,
+    /// Parameters of packed and float members, or of a stack with several types.
+    mixed: Vec<(String, String)>,
+    /// Indices of parameters that a cut inside a block keeps from staying packed.
+    misaligned: Vec<usize>,
+}
+
+impl Builder<'_> {
+    /// The parameters of one rule, at every layer where it applies.
+    fn rule(&mut self, rule: &ParamRule) {
+        let symbols = &self.model.symbols;
+        let layers: Vec<Option<u64>> = match rule.join.iter().any(|j| j.contains("{L}")) {
+            false => vec![None],
+            true if rule.part == Some(Part::Mtp) => (symbols.trunk..symbols.blocks).map(Some).collect(),
+            true => (0..symbols.blocks).map(Some).collect(),
+        };
+        for layer in layers {
+            let at = |name: &str| name.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default());
+            let exists = |name: &str| self.model.index.contains_key(name);
+            // A dropped MTP block leaves nothing behind that its draft would need.
+            let block_gone = layer.is_some_and(|l| {
+                l >= symbols.trunk && !exists(&format!("model.layers.{l}.input_layernorm.weight"))
+            });
+            if block_gone || rule.without.as_ref().is_some_and(|w| exists(&at(w))) {
+                continue;
+            }
+            let names: Vec<Option<String>> = rule
+                .join
+                .iter()
+                .map(|j| at(j).split('|').find(|n| exists(&n.replace("{E}", "0"))).map(str::to_owned))
+                .collect();
+            if names[0].is_none() {
+                continue;
+            }
+            let missing: Vec<_> =
+                rule.join.iter().zip(&names).filter(|(_, n)| n.is_none()).map(|(j, _)| at(j)).collect();
+            if !missing.is_empty() {
+                let to = at(&rule.to).replace("{B}", &at(&self.engine.block));
+                self.problems.push(Error::source(
+                    to,
+                    format!("{} missing, which it joins; the GGUF is incomplete", missing.join(", ")),
+                ));
+                self.use_names(names.iter().flatten());
+                continue;
+            }
+            let names: Vec<String> = names.into_iter().flatten().collect();
+            self.use_names(names.iter());
+            self.param(rule, layer, &names);
+        }
+    }
+
+    /// Every tensor no rule has used, under its own name.
+    fn rest(&mut self, rule: &ParamRule) {
+        for i in 0..self.used.len() {
+            if !self.used[i] {
+                self.used[i] = true;
+                let tensor = &self.model.tensors[i];
+                self.param(rule, tensor.layer, std::slice::from_ref(&tensor.name));
+            }
+        }
+    }
+
+    fn use_names<'n>(&mut self, names: impl Iterator<Item = &'n String>) {
+        for name in names {
+            for e in 0..if name.contains("{E}") { self.model.symbols.experts } else { 1 } {
+                if let Some(&i) = self.model.index.get(&name.replace("{E}", &e.to_string())) {
+                    self.used[i] = true;
+                }
+            }
+        }
+    }
+
+    fn param(&mut self, rule: &ParamRule, layer: Option<u64>, names: &[String]) {
+        let symbols = &self.model.symbols;
+        let mtp = layer.is_some_and(|l| l >= symbols.trunk);
+        let block = if mtp { &self.engine.mtp_block } else { &self.engine.block };
+        let at = |name: &str| {
+            let name = name.replace("{B}", block);
+            name.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default())
+        };
+        let to = if rule.to == "*" { names[0].clone() } else { at(&rule.to) };
+        let stacked = names[0].contains("{E}");
+        let mut members = Vec::new();
+        for (i, name) in names.iter().enumerate() {
+            match self.member(rule, i, name, layer, stacked) {
+                Ok(member) => members.push(member),
+                Err(problem) => return self.problems.push(problem),
+            }
+        }
+        let widths: Vec<_> = members.iter().map(|m| m.cols).collect();
+        if widths.iter().any(|w| *w != widths[0])
+            || stacked && members.iter().any(|m| m.rows != members[0].rows)
+        {
+            let shapes: Vec<_> =
+                members.iter().map(|m| format!("{} [{}, {}]", m.name, m.rows, m.cols)).collect();
+            return self
+                .problems
+                .push(Error::source(to, format!("its members' shapes do not fit: {}", shapes.join(", "))));
+        }
+        let mut param = Param {
+            to,
+            part: if mtp && self.engine.sharded { Part::Mtp } else { Part::Model },
+            layer,
+            stage: rule.stage,
+            unless_tied: rule.unless_tied,
+            members,
+            stacked,
+            form: Form::Packed,
+            decoded: None,
+            aliases: rule.aliases.iter().map(|a| at(a)).collect(),
+        };
+        match self.form(rule, &param) {
+            Ok((form, decoded)) => (param.form, param.decoded) = (form, decoded),
+            Err(problem) => return self.problems.push(problem),
+        }
+        if param.form == Form::Packed && !param.members.iter().all(|m| m.aligned(self.cut_parts(&param))) {
+            self.misaligned.push(self.params.len());
+        }
+        self.params.push(param);
+    }
+
+    /// Ranks a parameter is cut for: whole experts are not cut.
+    fn cut_parts(&self, param: &Param) -> u64 {
+        if param.stacked && self.options.ep { 1 } else { self.parts }
+    }
+
+    fn member(
+        &self,
+        rule: &ParamRule,
+        i: usize,
+        name: &str,
+        layer: Option<u64>,
+        stacked: bool,
+    ) -> Result<Member> {
+        let symbols = &self.model.symbols;
+        let count = if stacked { symbols.experts } else { 1 };
+        let mut tensors = Vec::new();
+        for e in 0..count {
+            let name = name.replace("{E}", &e.to_string());
+            match self.model.index.get(&name) {
+                Some(&t) => tensors.push(t),
+                None => {
+                    return Err(Error::source(
+                        name,
+                        format!("missing expert {e} of {count}; the GGUF is incomplete"),
+                    ));
+                }
+            }
+        }
+        let first: &HfTensor = &self.model.tensors[tensors[0]];
+        if let Some(&other) = tensors.iter().find(|t| self.model.tensors[**t].shape != first.shape) {
+            let other = &self.model.tensors[other];
+            return Err(Error::source(
+                &other.name,
+                format!("shape {:?}, expected {:?} as {}", other.shape, first.shape, first.name),
+            ));
+        }
+        let cut = rule.cut_of(i);
+        // Whole experts per rank: the cut inside an expert falls away.
+        let cut = if stacked && self.options.ep { Cut::Whole } else { cut };
+        let symbol = if cut == Cut::KvHeads { "kv_heads" } else { "heads" };
+        Ok(Member {
+            name: name.to_owned(),
+            cut,
+            heads: symbols.get(symbol, layer.unwrap_or(0)),
+            rows: first.rows(),
+            cols: first.cols(),
+            vector: first.shape.len() == 1,
+            ty: self.gguf.tensors()[first.views[0].tensor].ty,
+            tensors,
+        })
+    }
+
+    /// Whether a parameter stays packed; if not, its dtype and why packed sources are decoded.
+    fn form(&mut self, rule: &ParamRule, param: &Param) -> Result<(Form, Option<String>)> {
+        let options = self.options;
+        let float = match (rule.dtype.as_deref(), options.weights) {
+            (Some(_), _) | (None, Weights::F32) => Float::F32,
+            (None, Weights::F16) => Float::F16,
+            (None, Weights::Keep | Weights::Bf16) => Float::Bf16,
+        };
+        let mut types: BTreeMap<u32, &'static GgmlType> = BTreeMap::new();
+        let mut transposed = false;
+        for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &self.model.tensors[*t].views)
+        {
+            let tensor = &self.gguf.tensors()[view.tensor];
+            if tensor.ty.is_integer() {
+                return Err(Error::source(
+                    &tensor.name,
+                    format!("type {}, expected a float or quantised type for {}", tensor.ty.name, param.to),
+                ));
+            }
+            types.insert(tensor.ty.id, tensor.ty);
+            transposed |= view.order == Order::Transposed;
+        }
+        let quantised = types.values().filter(|t| t.is_quantised()).count();
+        if quantised == 0 {
+            return Ok((Form::Float(float), None));
+        }
+        let decode = |why: String| Ok((Form::Float(float), Some(why)));
+        let names = || types.values().map(|t| t.name).collect::<Vec<_>>().join(", ");
+        let unknown: Vec<_> = types
+            .values()
+            .filter(|t| t.is_quantised() && !self.engine.packed_types.iter().any(|p| p == t.name))
+            .map(|t| t.name)
+            .collect();
+        if options.weights != Weights::Keep {
+            return decode(format!("--weights {}", options.weights.name()));
+        }
+        if let Some(why) = &rule.float {
+            return decode(why.clone());
+        }
+        if self.engine.packed_types.is_empty() {
+            return decode(format!("{} holds no packed weights", self.engine.engine));
+        }
+        if transposed {
+            return decode("it is stored transposed".into());
+        }
+        if !unknown.is_empty() {
+            return decode(format!("{} has no kernel for {}", self.engine.engine, unknown.join(", ")));
+        }
+        if quantised < types.len() || param.stacked && types.len() > 1 {
+            if options.mixed == Fit::Dequantise {
+                return decode(format!("members of unlike types {} (--mixed dequantise)", names()));
+            }
+            self.mixed.push((param.to.clone(), names()));
+        }
+        Ok((Form::Packed, None))
+    }
+
+    /// Cuts that do not come out even, one line for each kind.
+    fn cuts(&mut self) {
+        let mut seen = BTreeMap::new();
+        for param in &self.params {
+            for member in &param.members {
+                if member.slice(self.padded_vocab(member), self.parts, 0).is_some() {
+                    continue;
+                }
+                let (what, n) = match member.cut {
+                    Cut::Heads | Cut::HeadCols => ("attention heads", member.heads),
+                    Cut::KvHeads => ("key/value heads", member.heads),
+                    Cut::Vocab => ("rows of the padded vocabulary", self.padded_vocab(member)),
+                    Cut::Cols => ("columns", member.cols),
+                    Cut::Rows | Cut::Whole => ("rows", member.rows),
+                };
+                seen.entry((what, n)).or_insert_with(|| member.name.clone());
+            }
+        }
+        let works = (!seen.is_empty()).then(|| self.largest()).unwrap_or_default();
+        let tp = self.parts;
+        self.problems.extend(seen.into_iter().map(|((what, n), name)| {
+            Error::request(
+                &name,
+                format!(
+                    "its {n} {what} cannot be divided over --tp {tp}; the largest --tp that works is {works}"
+                ),
+            )
+        }));
+    }
+
+    fn padded_vocab(&self, member: &Member) -> u64 {
+        member.rows.next_multiple_of(self.engine.vocab_multiple.max(1))
+    }
+
+    /// The largest number of ranks below the requested one that every cut allows.
+    fn largest(&self) -> u64 {
+        let fits = |parts: u64| {
+            self.params.iter().all(|p| {
+                let parts = if p.stacked && self.options.ep { 1 } else { parts };
+                p.members.iter().all(|m| {
+                    m.slice(self.padded_vocab(m), parts, 0).is_some()
+                        && (p.form != Form::Packed || m.aligned(parts))
+                })
+            })
+        };
+        (1..self.parts).rev().find(|p| fits(*p)).unwrap_or(1)
+    }
+
+    /// What the policies refuse, or decode.
+    fn refusals(&mut self) {
+        for (name, types) in &self.mixed {
+            self.problems.push(Error::request(
+                name,
+                format!("its members are of unlike types ({types}); pass --mixed dequantise to decode them"),
+            ));
+        }
+        if self.options.misaligned == Fit::Dequantise {
+            let float = if self.options.weights == Weights::F16 { Float::F16 } else { Float::Bf16 };
+            for &i in &self.misaligned {
+                self.params[i].form = Form::Float(float);
+                self.params[i].decoded =
+                    Some("the cut falls inside a block (--misaligned dequantise)".into());
+            }
+            return;
+        }
+        let works = if self.misaligned.is_empty() { 0 } else { self.largest() };
+        for &i in &self.misaligned {
+            let param = &self.params[i];
+            let parts = self.cut_parts(param);
+            for m in param.members.iter().filter(|m| !m.aligned(parts)) {
+                let tensor = &self.gguf.tensors()[self.model.tensors[m.tensors[0]].views[0].tensor];
+                self.problems.push(Error::request(
+                    &tensor.name,
+                    format!(
+                        "{} packs {} columns in a block, but each of {parts} ranks gets {} of {} columns; \
+                         pass --misaligned dequantise to decode it, or --tp {works}, the largest that works",
+                        m.ty.name,
+                        m.ty.block,
+                        m.cols / parts,
+                        m.cols
+                    ),
+                ));
+            }
+        }
+    }
+}

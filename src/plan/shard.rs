@@ -1,0 +1,405 @@
+//! One rank's file: its tensors, their bytes' origins and the safetensors header.
+
+use super::Plan;
+use super::params::{Form, Param};
+use super::tensors::View;
+use crate::cut;
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::manifest;
+use crate::mapping::{Engine, Part, Stage};
+use crate::quant::Float;
+use serde_json::json;
+use std::ops::Range;
+
+/// Tensor data starts at a multiple of this, so that O_DIRECT reads and DMA fit.
+const DATA_ALIGNMENT: usize = 4096;
+/// The safetensors library refuses a longer header (`MAX_HEADER_SIZE`).
+const MAX_HEADER: usize = 100_000_000;
+
+/// The plan of one file.
+pub struct ShardPlan {
+    /// Its name, from the rank numbers alone.
+    pub name: String,
+    /// Trunk or draft.
+    pub part: Part,
+    /// Pipeline stage.
+    pub pp: u64,
+    /// Tensor-parallel rank.
+    pub tp: u64,
+    /// The safetensors header with its length prefix and padding: the file's first bytes.
+    pub header: Vec<u8>,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Its tensors, in file order.
+    pub tensors: Vec<TensorPlan>,
+    /// Experts it holds.
+    pub experts: Range<u64>,
+    /// Real vocabulary rows it holds, when it holds any part of the vocabulary.
+    pub vocab_rows: Option<Range<u64>>,
+}
+
+/// One tensor of a file.
+pub struct TensorPlan {
+    /// Its name.
+    pub name: String,
+    /// Its safetensors dtype.
+    pub dtype: &'static str,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Where it starts in the file.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// Its bytes, in order and without gaps.
+    pub bands: Vec<Band>,
+    /// Shape in elements, of packed bytes.
+    pub logical: Option<Vec<u64>>,
+    /// What it joins.
+    pub members: Vec<manifest::Member>,
+    /// Why packed sources were decoded.
+    pub decoded: Option<String>,
+    /// Other names in the engine.
+    pub aliases: Vec<String>,
+}
+
+/// A run of rows of one origin.
+pub struct Band {
+    /// First byte in the tensor.
+    pub start: u64,
+    /// Rows.
+    pub rows: u64,
+    /// Bytes of one row here, padding included.
+    pub width: u64,
+    /// Where the rows come from.
+    pub fill: Fill,
+}
+
+/// Where the bytes of a [`Band`] come from.
+pub enum Fill {
+    /// Zeros: padding of the vocabulary.
+    Zero,
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// Blocks as they are, each row padded with zeros to the band's width.
+    Packed(View),
+    /// Decoded or cast elements.
+    Float(View, Float),
+}
+
+impl Band {
+    /// Its length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.rows * self.width
+    }
+}
+
+/// Cuts every parameter for every rank and lays out the files.
+pub(super) fn cut(plan: &Plan, gguf: &Gguf, engine: &Engine, params: &[Param]) -> Result<Vec<ShardPlan>> {
+    if !engine.sharded {
+        return checkpoint(plan, gguf, params);
+    }
+    let options = &plan.options;
+    let mut shards = Vec::new();
+    for part in [Part::Model, Part::Mtp] {
+        for pp in 0..options.pp {
+            let last = pp + 1 == options.pp;
+            let here: Vec<_> = params.iter().filter(|p| p.part == part && on_stage(plan, p, pp)).collect();
+            if here.is_empty() || part == Part::Mtp && !last {
+                continue;
+            }
+            for tp in 0..options.tp {
+                let name = match (part, options.pp) {
+                    // What vLLM's sharded_state loader looks for; the draft's pattern is configurable.
+                    (Part::Mtp, _) => format!("mtp-rank-{tp}-part-0.safetensors"),
+                    (Part::Model, 1) => format!("model-rank-{tp}-part-0.safetensors"),
+                    (Part::Model, _) => format!("model-pp-{pp}-tp-{tp}-part-0.safetensors"),
+                };
+                let mut tensors = Vec::new();
+                for param in &here {
+                    tensors.extend(Cutter { plan, gguf, param, tp }.tensors());
+                }
+                tensors.extend(constants(plan, engine, part, pp));
+                let mut shard = lay_out(name, part, pp, tp, tensors)?;
+                shard.experts = match (plan.model.symbols.experts, options.ep) {
+                    (n, true) => cut::experts(n, options.tp, tp),
+                    (n, false) => 0..n,
+                };
+                shard.vocab_rows = (pp == 0 || last)
+                    .then(|| {
+                        cut::vocab_rows(plan.vocab[0], plan.vocab[1], options.tp, tp).map(|(rows, _)| rows)
+                    })
+                    .flatten();
+                shards.push(shard);
+            }
+        }
+    }
+    Ok(shards)
+}
+
+/// Whether a parameter belongs to a pipeline stage.
+fn on_stage(plan: &Plan, param: &Param, pp: u64) -> bool {
+    let last = pp + 1 == plan.options.pp;
+    if param.unless_tied && plan.tied && last && pp == 0 {
+        return false;
+    }
+    match (param.stage, param.layer, param.part) {
+        (_, _, Part::Mtp) => last,
+        (Some(Stage::First), ..) => pp == 0,
+        (Some(Stage::Last), ..) => last,
+        (None, Some(layer), _) => (plan.stages[pp as usize]..plan.stages[pp as usize + 1]).contains(&layer),
+        (None, None, _) => true,
+    }
+}
+
+/// The scalars the engine expects for each layer of a file.
+fn constants(plan: &Plan, engine: &Engine, part: Part, pp: u64) -> Vec<TensorPlan> {
+    let (block, layers) = match part {
+        Part::Model => (&engine.block, plan.stages[pp as usize]..plan.stages[pp as usize + 1]),
+        Part::Mtp => (&engine.mtp_block, plan.model.symbols.trunk..plan.model.symbols.blocks),
+    };
+    let mut tensors = Vec::new();
+    for rule in &engine.constants {
+        for (layer, to) in layers.clone().flat_map(|l| rule.to.iter().map(move |to| (l, to))) {
+            let fill = Fill::Bytes(rule.value.to_le_bytes().to_vec());
+            tensors.push(TensorPlan {
+                name: to.replace("{B}", block).replace("{L}", &layer.to_string()),
+                dtype: "F32",
+                shape: vec![],
+                offset: 0,
+                bytes: 4,
+                bands: vec![Band { start: 0, rows: 1, width: 4, fill }],
+                logical: None,
+                members: vec![],
+                decoded: None,
+                aliases: vec![],
+            });
+        }
+    }
+    tensors
+}
+
+/// An ordinary checkpoint: tensors by name, in files of at most the size asked for.
+fn checkpoint(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPlan>> {
+    let mut tensors: Vec<_> =
+        params.iter().flat_map(|param| Cutter { plan, gguf, param, tp: 0 }.tensors()).collect();
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut files: Vec<Vec<TensorPlan>> = vec![Vec::new()];
+    let mut size = 0;
+    for tensor in tensors {
+        let full = size + tensor.bytes > plan.options.max_file_size;
+        if full && files.last().is_some_and(|f| !f.is_empty()) {
+            files.push(Vec::new());
+            size = 0;
+        }
+        size += tensor.bytes;
+        if let Some(file) = files.last_mut() {
+            file.push(tensor);
+        }
+    }
+    let n = files.len();
+    let name = |i: usize| {
+        if n == 1 { "model.safetensors".into() } else { format!("model-{:05}-of-{n:05}.safetensors", i + 1) }
+    };
+    files.into_iter().enumerate().map(|(i, tensors)| lay_out(name(i), Part::Model, 0, 0, tensors)).collect()
+}
+
+/// Orders the tensors of a file and writes its header.
+///
+/// Ordered by the largest power of two that divides their size, then by name: then each is aligned
+/// to that power with no holes, which the format forbids.
+fn lay_out(name: String, part: Part, pp: u64, tp: u64, mut tensors: Vec<TensorPlan>) -> Result<ShardPlan> {
+    tensors.sort_by(|a, b| {
+        b.bytes.trailing_zeros().cmp(&a.bytes.trailing_zeros()).then_with(|| a.name.cmp(&b.name))
+    });
+    let mut map = serde_json::Map::new();
+    map.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut end = 0;
+    for t in &mut tensors {
+        t.offset = end;
+        end += t.bytes;
+        let entry = json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [t.offset, end] });
+        if map.insert(t.name.clone(), entry).is_some() {
+            return Err(Error::mapping(
+                &t.name,
+                format!("two rules write it to {name}; the engine mapping is wrong"),
+            ));
+        }
+    }
+    let mut header = vec![0; 8];
+    header.extend(serde_json::Value::Object(map).to_string().into_bytes());
+    header.resize(header.len().next_multiple_of(DATA_ALIGNMENT), b' ');
+    let length = header.len() - 8;
+    if length > MAX_HEADER {
+        return Err(Error::request(
+            &name,
+            format!(
+                "its header is {length} bytes, more than the {MAX_HEADER} that safetensors reads; use --max-file-size"
+            ),
+        ));
+    }
+    header[..8].copy_from_slice(&(length as u64).to_le_bytes());
+    for t in &mut tensors {
+        t.offset += header.len() as u64;
+    }
+    let bytes = header.len() as u64 + end;
+    Ok(ShardPlan { name, part, pp, tp, header, bytes, tensors, experts: 0..0, vocab_rows: None })
+}
+
+/// Cuts one parameter for one rank.
+struct Cutter<'a> {
+    plan: &'a Plan,
+    gguf: &'a Gguf,
+    param: &'a Param,
+    tp: u64,
+}
+
+impl Cutter<'_> {
+    /// The parameter's tensors on this rank: one, and its types when packed.
+    fn tensors(&self) -> Vec<TensorPlan> {
+        let (param, options) = (self.param, &self.plan.options);
+        let slices: Vec<_> = param
+            .members
+            .iter()
+            .filter_map(|m| m.slice(self.plan.vocab[1].max(m.rows), options.tp, self.tp).map(|s| (m, s)))
+            .collect();
+        let row_bytes = |m: &super::params::Member, cols: u64| match param.form {
+            // The cut was checked to fall on blocks.
+            Form::Packed => cols / m.ty.block * m.ty.bytes,
+            Form::Float(float) => cols * float.size() as u64,
+        };
+        let width = slices.iter().map(|(m, s)| row_bytes(m, s.cols.end - s.cols.start)).max().unwrap_or(0);
+        let experts = match (param.stacked, options.ep) {
+            (false, _) => 0..1,
+            (true, false) => 0..self.plan.model.symbols.experts,
+            (true, true) => cut::experts(self.plan.model.symbols.experts, options.tp, self.tp),
+        };
+        let mut bands = Vec::new();
+        let mut start = 0;
+        for e in experts.clone() {
+            for (m, s) in &slices {
+                let tensor = &self.plan.model.tensors[m.tensors[e as usize]];
+                for view in restrict(&tensor.views, &s.rows, &s.cols) {
+                    let rows = view.rows.end - view.rows.start;
+                    let fill = match param.form {
+                        Form::Packed => Fill::Packed(view),
+                        Form::Float(float) => Fill::Float(view, float),
+                    };
+                    bands.push(Band { start, rows, width, fill });
+                    start += rows * width;
+                }
+                if s.padding > 0 {
+                    bands.push(Band { start, rows: s.padding, width, fill: Fill::Zero });
+                    start += s.padding * width;
+                }
+            }
+        }
+        let mut rows = 0;
+        let mut members = Vec::new();
+        for (m, s) in &slices {
+            let n = s.rows.end - s.rows.start + s.padding;
+            let packed = param.form == Form::Packed;
+            members.push(self.record(
+                m,
+                rows..rows + n,
+                packed.then(|| row_bytes(m, s.cols.end - s.cols.start)),
+            ));
+            rows += n;
+        }
+        let cols = slices.first().map_or(0, |(_, s)| s.cols.end - s.cols.start);
+        let shape = |last: u64| match (param.stacked, slices.iter().all(|(m, _)| m.vector)) {
+            (true, _) => vec![experts.end - experts.start, rows, last],
+            (false, true) => vec![rows],
+            (false, false) => vec![rows, last],
+        };
+        let mut tensor = TensorPlan {
+            name: param.to.clone(),
+            dtype: "U8",
+            shape: shape(cols),
+            offset: 0,
+            bytes: start,
+            bands,
+            logical: None,
+            members,
+            decoded: param.decoded.clone(),
+            aliases: param.aliases.clone(),
+        };
+        match param.form {
+            Form::Float(float) => {
+                tensor.dtype = float.name();
+                vec![tensor]
+            }
+            Form::Packed => {
+                tensor.name = packed_name(&param.to, "qweight");
+                tensor.aliases = param.aliases.iter().map(|a| packed_name(a, "qweight")).collect();
+                tensor.logical = Some(std::mem::replace(&mut tensor.shape, shape(width)));
+                // A stack of experts has one type, a joined matrix one per member.
+                let types: Vec<u8> = match param.stacked {
+                    true => vec![param.members[0].ty.id as u8],
+                    false => param.members.iter().map(|m| m.ty.id as u8).collect(),
+                };
+                let bytes = types.len() as u64;
+                let types = TensorPlan {
+                    name: packed_name(&param.to, "qweight_type"),
+                    dtype: "U8",
+                    shape: vec![bytes],
+                    offset: 0,
+                    bytes,
+                    bands: vec![Band { start: 0, rows: 1, width: bytes, fill: Fill::Bytes(types) }],
+                    logical: None,
+                    members: vec![],
+                    decoded: None,
+                    aliases: param.aliases.iter().map(|a| packed_name(a, "qweight_type")).collect(),
+                };
+                vec![tensor, types]
+            }
+        }
+    }
+
+    /// A member as the manifest lists it.
+    fn record(
+        &self,
+        m: &super::params::Member,
+        rows: Range<u64>,
+        row_bytes: Option<u64>,
+    ) -> manifest::Member {
+        let mut from: Vec<usize> = Vec::new();
+        for view in m.tensors.iter().flat_map(|t| &self.plan.model.tensors[*t].views) {
+            if !from.contains(&view.tensor) {
+                from.push(view.tensor);
+            }
+        }
+        let sources: Vec<_> = from.iter().map(|i| &self.gguf.tensors()[*i]).collect();
+        manifest::Member {
+            hf: m.name.clone(),
+            from: sources.iter().map(|t| t.name.clone()).collect(),
+            types: sources.iter().map(|t| t.ty.name.to_owned()).collect(),
+            rows: [rows.start, rows.end],
+            row_bytes,
+        }
+    }
+}
+
+/// `X.weight` to `X.qweight`, `X.w13_weight` to `X.w13_qweight`.
+fn packed_name(name: &str, suffix: &str) -> String {
+    format!("{}{suffix}", name.strip_suffix("weight").unwrap_or(name))
+}
+
+/// The parts of consecutive views that hold these rows and columns of the whole.
+fn restrict(views: &[View], rows: &Range<u64>, cols: &Range<u64>) -> Vec<View> {
+    let mut out = Vec::new();
+    let mut first = 0;
+    for view in views {
+        let end = first + (view.rows.end - view.rows.start);
+        let (a, b) = (rows.start.max(first), rows.end.min(end));
+        if a < b {
+            let (rows, cols) = (
+                view.rows.start + a - first..view.rows.start + b - first,
+                view.cols.start + cols.start..view.cols.start + cols.end,
+            );
+            out.push(View { tensor: view.tensor, matrix: view.matrix, order: view.order, rows, cols });
+        }
+        first = end;
+    }
+    out
+}

@@ -1,0 +1,644 @@
+//! GGUF tensors to Hugging Face tensors: where every row of each comes from.
+
+use super::{Keep, Options};
+use crate::error::{Error, Result};
+use crate::gguf::{Gguf, Tensor};
+use crate::mapping::{Arch, SymbolSource, TensorRule, Via};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+/// A run of rows of one matrix of a GGUF tensor, restricted to some columns, in Hugging Face order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    /// Index into [`Gguf::tensors`].
+    pub tensor: usize,
+    /// Which matrix of a 3-D tensor (expert, head); 0 otherwise.
+    pub matrix: u64,
+    /// How logical rows lie in the file.
+    pub order: Order,
+    /// First logical row and one past the last.
+    pub rows: Range<u64>,
+    /// First logical column and one past the last.
+    pub cols: Range<u64>,
+}
+
+/// How the logical rows of a [`View`] lie in the matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As stored.
+    Rows,
+    /// Interleaved by llama.cpp within each head of so many rows.
+    Interleaved(u64),
+    /// Logical rows are stored columns.
+    Transposed,
+}
+
+/// One Hugging Face tensor.
+#[derive(Debug)]
+pub struct HfTensor {
+    /// Its name.
+    pub name: String,
+    /// Its layer.
+    pub layer: Option<u64>,
+    /// Its shape, 1-D or 2-D.
+    pub shape: Vec<u64>,
+    /// Its rows in order.
+    pub views: Vec<View>,
+}
+
+impl HfTensor {
+    /// Rows; the length of a 1-D tensor.
+    pub fn rows(&self) -> u64 {
+        self.shape[0]
+    }
+    /// Columns; 1 for a 1-D tensor.
+    pub fn cols(&self) -> u64 {
+        self.shape.get(1).copied().unwrap_or(1)
+    }
+}
+
+/// What becomes of a GGUF tensor that reaches no Hugging Face tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Drop {
+    /// Index into [`Gguf::tensors`].
+    pub tensor: usize,
+    /// Why.
+    pub reason: String,
+}
+
+/// The model in Hugging Face terms.
+pub struct Model {
+    /// The numbers of the architecture.
+    pub symbols: Symbols,
+    /// All tensors.
+    pub tensors: Vec<HfTensor>,
+    /// Name to index.
+    pub index: HashMap<String, usize>,
+    /// GGUF tensors left out by a named rule or policy.
+    pub dropped: Vec<Drop>,
+    /// Layers that hold an indexer; empty when the model has none.
+    pub indexer_layers: BTreeSet<u64>,
+    /// Remarks for the user.
+    pub notes: Vec<String>,
+}
+
+/// The numbers of a model, by the names its mapping gives them.
+pub struct Symbols {
+    values: BTreeMap<String, (Vec<u64>, String)>,
+    /// Decoder layers, the MTP block included.
+    pub blocks: u64,
+    /// Decoder layers, the MTP block not included.
+    pub trunk: u64,
+    /// Routed experts.
+    pub experts: u64,
+}
+
+impl Symbols {
+    fn read(arch: &Arch, gguf: &Gguf) -> Result<Symbols> {
+        let file = gguf.files()[0].path.display().to_string();
+        let mut symbols = Symbols { values: BTreeMap::new(), blocks: 0, trunk: 0, experts: 0 };
+        let mut blocks = symbols.read_one(arch, gguf, "blocks", 1)?.map_or(0, |v| v[0]);
+        // Every block has at least one tensor: a larger count is a mistake or an attack, and per-layer
+        // work must not follow it.
+        if blocks == 0 || blocks > gguf.tensors().len() as u64 {
+            let found = gguf.tensors().len();
+            return Err(Error::source(
+                file,
+                format!(
+                    "{} is {blocks}, but the model has {found} tensors; the metadata is wrong",
+                    symbols.key("blocks")
+                ),
+            ));
+        }
+        for name in arch.symbols.keys().filter(|n| *n != "blocks") {
+            symbols.read_one(arch, gguf, name, blocks)?;
+        }
+        let mtp = symbols.get("mtp", 0);
+        let (experts, dense) = (symbols.get("experts", 0), symbols.get("dense", 0));
+        if mtp >= blocks || dense > blocks {
+            return Err(Error::source(
+                file,
+                format!(
+                    "{} is {blocks}, with {mtp} MTP blocks and {dense} dense layers in it; the metadata is wrong",
+                    symbols.key("blocks")
+                ),
+            ));
+        }
+        for name in ["heads", "kv_heads"] {
+            if symbols.values.get(name).is_some_and(|(v, _)| v.contains(&0)) {
+                return Err(Error::source(
+                    file,
+                    format!("{} is 0, expected at least 1; the metadata is wrong", symbols.key(name)),
+                ));
+            }
+        }
+        blocks = blocks.max(1);
+        symbols.blocks = blocks;
+        symbols.trunk = blocks - mtp;
+        symbols.experts = experts;
+        Ok(symbols)
+    }
+
+    /// Reads a symbol and those it falls back to.
+    fn read_one(&mut self, arch: &Arch, gguf: &Gguf, name: &str, layers: u64) -> Result<Option<Vec<u64>>> {
+        if let Some((values, _)) = self.values.get(name) {
+            return Ok(Some(values.clone()));
+        }
+        let Some(source) = arch.symbols.get(name) else { return Ok(None) };
+        let (values, key) = match source {
+            SymbolSource::Number(n) => (vec![*n], name.to_owned()),
+            SymbolSource::Key(text) => {
+                let (key, fallback) = match text.split_once('?') {
+                    Some((key, fallback)) => (key, Some(fallback)),
+                    None => (text.as_str(), None),
+                };
+                let found = gguf.metadata().per_layer(key, layers)?;
+                let values = match (found, fallback) {
+                    (Some(values), _) => values,
+                    (None, Some("")) => vec![0],
+                    // One step only, so that two symbols cannot wait for each other.
+                    (None, Some(other))
+                        if other != name
+                            && matches!(arch.symbols.get(other), Some(SymbolSource::Key(k)) if !k.contains('?')) =>
+                    {
+                        self.read_one(arch, gguf, other, layers)?.unwrap_or_default()
+                    }
+                    (None, Some(other)) => {
+                        return Err(Error::mapping(
+                            format!("mappings/arch/{}.toml", arch.architecture),
+                            format!("symbol {name} falls back to {other:?}, which is no required symbol"),
+                        ));
+                    }
+                    (None, None) => {
+                        return Err(Error::source(
+                            gguf.files()[0].path.display(),
+                            format!(
+                                "metadata key {key} is missing; the architecture {} needs it",
+                                arch.architecture
+                            ),
+                        ));
+                    }
+                };
+                (values, key.to_owned())
+            }
+        };
+        self.values.insert(name.to_owned(), (values.clone(), key));
+        Ok(Some(values))
+    }
+
+    /// The value of a symbol in a layer; 0 when the mapping does not name it.
+    pub fn get(&self, name: &str, layer: u64) -> u64 {
+        match name {
+            "trunk" => self.trunk,
+            _ => self.values.get(name).map_or(0, |(v, _)| *v.get(layer as usize).or(v.last()).unwrap_or(&0)),
+        }
+    }
+
+    /// The metadata key a symbol comes from, for messages.
+    pub fn key(&self, name: &str) -> &str {
+        self.values.get(name).map_or("block_count", |(_, key)| key)
+    }
+
+    /// `first..end` over symbols and numbers.
+    fn range(&self, text: &str) -> Option<Range<u64>> {
+        let value = |t: &str| match t.trim() {
+            "trunk" => Some(self.trunk),
+            t if t.bytes().all(|b| b.is_ascii_digit()) => t.parse().ok(),
+            t => self.values.get(t).map(|(v, _)| v[0]),
+        };
+        let (first, end) = text.split_once("..")?;
+        Some(value(first)?..value(end)?.min(self.blocks))
+    }
+}
+
+/// A rule at one layer.
+struct Use<'a> {
+    rule: &'a TensorRule,
+    layer: Option<u64>,
+}
+
+/// Works out every Hugging Face tensor of the model, or lists everything that stands in the way.
+pub fn resolve(gguf: &Gguf, arch: &Arch, options: &Options) -> Result<Model> {
+    let symbols = Symbols::read(arch, gguf)?;
+    let mut r = Resolver {
+        gguf,
+        arch,
+        by_name: gguf.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect(),
+        known: vec![false; gguf.tensors().len()],
+        problems: Vec::new(),
+        model: Model {
+            symbols,
+            tensors: Vec::new(),
+            index: HashMap::new(),
+            dropped: Vec::new(),
+            indexer_layers: BTreeSet::new(),
+            notes: Vec::new(),
+        },
+    };
+    r.run(options)?;
+    Error::all(r.problems)?;
+    Ok(r.model)
+}
+
+struct Resolver<'a> {
+    gguf: &'a Gguf,
+    arch: &'a Arch,
+    by_name: HashMap<&'a str, usize>,
+    /// GGUF tensors that a rule used or dropped.
+    known: Vec<bool>,
+    problems: Vec<Error>,
+    model: Model,
+}
+
+impl<'a> Resolver<'a> {
+    fn run(&mut self, options: &Options) -> Result<()> {
+        let mtp_without_tensors = self.mtp_absent();
+        for use_ in self.uses()? {
+            let in_mtp = use_.layer.is_some_and(|l| l >= self.model.symbols.trunk);
+            if in_mtp && mtp_without_tensors {
+                continue;
+            }
+            let names = self.names(&use_);
+            let present = names.iter().filter(|n| self.by_name.contains_key(n.as_str())).count();
+            if let Some(group) = &use_.rule.group {
+                if self.group_absent(group, use_.layer) {
+                    continue;
+                }
+                if let Some(reason) = self.not_owner(group, use_.layer)? {
+                    self.drop(&names, &reason);
+                    continue;
+                }
+            }
+            if present == 0 && use_.rule.optional {
+                continue;
+            }
+            if present < names.len() {
+                let to = use_.rule.to[0].replace("{L}", &use_.layer.unwrap_or(0).to_string());
+                for name in names.iter().filter(|n| !self.by_name.contains_key(n.as_str())) {
+                    self.problems.push(Error::source(
+                        name,
+                        format!("missing; {to} is made of it; the GGUF is incomplete"),
+                    ));
+                }
+                for name in &names {
+                    self.mark(name);
+                }
+                continue;
+            }
+            let dropped = match (in_mtp && options.mtp == Keep::Drop, use_.rule.group.as_deref()) {
+                (true, _) => Some("MTP block dropped (--mtp drop)"),
+                (_, Some("indexer")) if options.indexer == Keep::Drop => {
+                    Some("indexer dropped (--indexer drop)")
+                }
+                _ => None,
+            };
+            if let Some(reason) = dropped {
+                self.drop(&names, reason);
+                continue;
+            }
+            if use_.rule.group.as_deref() == Some("indexer") {
+                self.model.indexer_layers.extend(use_.layer);
+            }
+            if let Err(problem) = self.apply(&use_, &names) {
+                self.problems.push(problem);
+            }
+            for name in &names {
+                self.mark(name);
+            }
+        }
+        self.leftovers();
+        if mtp_without_tensors && self.problems.is_empty() {
+            match options.mtp {
+                Keep::Drop => self
+                    .model
+                    .notes
+                    .push("the metadata names an MTP block, but the file has no tensors of it".into()),
+                Keep::Keep => self.problems.push(Error::source(
+                    format!("blk.{}.nextn.*", self.model.symbols.trunk),
+                    format!(
+                        "missing, though {} is not 0; pass --mtp drop to go on without the MTP block",
+                        self.model.symbols.key("mtp")
+                    ),
+                )),
+            }
+        }
+        let has_group = self.arch.tensors.iter().any(|t| t.group.as_deref() == Some("indexer"));
+        if has_group
+            && options.indexer == Keep::Keep
+            && self.model.indexer_layers.is_empty()
+            && self.problems.is_empty()
+        {
+            self.problems.push(Error::source(
+                "blk.*.indexer.*",
+                "the file has no indexer tensors; pass --indexer drop to serve it with dense attention",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The metadata counts an MTP block of which the file has nothing.
+    fn mtp_absent(&self) -> bool {
+        let symbols = &self.model.symbols;
+        symbols.trunk < symbols.blocks
+            && (symbols.trunk..symbols.blocks)
+                .all(|l| !self.gguf.tensors().iter().any(|t| t.name.starts_with(&format!("blk.{l}."))))
+    }
+
+    /// Every rule at every layer it applies to; of variants, the one the layer has.
+    fn uses(&self) -> Result<Vec<Use<'a>>> {
+        let bad = |rule: &TensorRule, what: &str| {
+            Error::mapping(
+                format!("mappings/arch/{}.toml", self.arch.architecture),
+                format!("rule for {:?}: {what}", rule.from),
+            )
+        };
+        let symbols = &self.model.symbols;
+        let mut uses = Vec::new();
+        for rule in &self.arch.tensors {
+            if let Some(when) = &rule.when {
+                let (name, wanted) = when.strip_prefix('!').map_or((when.as_str(), true), |n| (n, false));
+                if (symbols.get(name, 0) != 0) != wanted {
+                    continue;
+                }
+            }
+            if !rule.from[0].contains("{L}") {
+                uses.push(Use { rule, layer: None });
+                continue;
+            }
+            let range = match &rule.layers {
+                None => 0..symbols.blocks,
+                Some(text) => symbols
+                    .range(text)
+                    .ok_or_else(|| bad(rule, &format!("in = {text:?} is no range of symbols")))?,
+            };
+            uses.extend(range.map(|l| Use { rule, layer: Some(l) }));
+        }
+        // A variant applies where the layer has one of its tensors; where it has none of any
+        // variant, the first stands for all of them and is reported missing.
+        let mut chosen: HashMap<(&str, Option<u64>), &str> = HashMap::new();
+        for found in [true, false] {
+            for use_ in &uses {
+                if let Some((name, variant)) = use_.rule.variant()
+                    && (!found || self.names(use_).iter().any(|n| self.by_name.contains_key(n.as_str())))
+                {
+                    chosen.entry((name, use_.layer)).or_insert(variant);
+                }
+            }
+        }
+        uses.retain(|u| u.rule.variant().is_none_or(|(name, variant)| chosen[&(name, u.layer)] == variant));
+        Ok(uses)
+    }
+
+    /// The GGUF names of a rule at a layer, one per expert where it names experts.
+    fn names(&self, use_: &Use) -> Vec<String> {
+        let layer = use_.layer.map(|l| l.to_string()).unwrap_or_default();
+        let mut names = Vec::new();
+        for from in &use_.rule.from {
+            let name = from.replace("{L}", &layer);
+            if name.contains("{E}") {
+                // An expert count beyond the number of tensors is refused when the stack is checked;
+                // here it must only not be followed.
+                let experts = self.model.symbols.experts.min(self.gguf.tensors().len() as u64 + 1);
+                names.extend((0..experts).map(|e| name.replace("{E}", &e.to_string())));
+            } else {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    fn mark(&mut self, name: &str) {
+        if let Some(&i) = self.by_name.get(name) {
+            self.known[i] = true;
+        }
+    }
+
+    fn drop(&mut self, names: &[String], reason: &str) {
+        for name in names {
+            if let Some(&tensor) = self.by_name.get(name.as_str())
+                && !self.known[tensor]
+            {
+                self.known[tensor] = true;
+                self.model.dropped.push(Drop { tensor, reason: reason.to_owned() });
+            }
+        }
+    }
+
+    /// Whether a layer has nothing of a group.
+    fn group_absent(&self, group: &str, layer: Option<u64>) -> bool {
+        let layer = layer.map(|l| l.to_string()).unwrap_or_default();
+        let mut rules = self.arch.tensors.iter().filter(|t| t.group.as_deref() == Some(group));
+        !rules.any(|t| t.from.iter().any(|f| self.by_name.contains_key(f.replace("{L}", &layer).as_str())))
+    }
+
+    /// Why a layer must not have a group, when the metadata says so.
+    fn not_owner(&self, group: &str, layer: Option<u64>) -> Result<Option<String>> {
+        let (Some(group), Some(layer)) = (self.arch.groups.get(group), layer) else { return Ok(None) };
+        let Some(key) = &group.owners else { return Ok(None) };
+        let owners = self.gguf.metadata().flags(key)?;
+        Ok(owners
+            .and_then(|o| o.get(layer as usize).copied())
+            .is_some_and(|owner| !owner)
+            .then(|| group.reason.clone()))
+    }
+
+    /// Drops what the mapping names; everything else left over is unknown.
+    fn leftovers(&mut self) {
+        let layers = 0..self.model.symbols.blocks;
+        for i in 0..self.known.len() {
+            if self.known[i] {
+                continue;
+            }
+            let name = &self.gguf.tensors()[i].name;
+            let rule = self.arch.drops.iter().find(|d| matches_drop(&d.name, name, &layers));
+            match rule {
+                Some(rule) => self.model.dropped.push(Drop { tensor: i, reason: rule.reason.clone() }),
+                None => self.problems.push(Error::source(
+                    name,
+                    format!(
+                        "unknown tensor ({} {:?}) for architecture {}: no rule of its mapping uses or drops it",
+                        self.gguf.tensors()[i].ty.name, self.gguf.tensors()[i].ne, self.arch.architecture
+                    ),
+                )),
+            }
+        }
+    }
+
+    /// Adds the Hugging Face tensors of a rule whose GGUF tensors are all there.
+    fn apply(&mut self, use_: &Use, names: &[String]) -> Result<()> {
+        let sources: Vec<usize> = names.iter().map(|n| self.by_name[n.as_str()]).collect();
+        for &i in &sources {
+            let t = &self.gguf.tensors()[i];
+            if t.ne.contains(&0) {
+                return Err(Error::source(
+                    &t.name,
+                    format!("shape {:?} has no elements; the GGUF is damaged", t.ne),
+                ));
+            }
+        }
+        let rule = use_.rule;
+        let to: Vec<String> = rule
+            .to
+            .iter()
+            .map(|t| t.replace("{L}", &use_.layer.map(|l| l.to_string()).unwrap_or_default()))
+            .collect();
+        match rule.via {
+            Via::Copy | Via::Unpermute => {
+                for (e, &tensor) in sources.iter().enumerate() {
+                    let t = &self.gguf.tensors()[tensor];
+                    let shape = matrix_shape(t)?;
+                    let order = match &rule.heads {
+                        Some(heads) if rule.via == Via::Unpermute => {
+                            self.head_order(t, &shape, heads, use_.layer)?
+                        }
+                        _ => Order::Rows,
+                    };
+                    let cols = shape.get(1).copied().unwrap_or(1);
+                    let view = View { tensor, matrix: 0, order, rows: 0..shape[0], cols: 0..cols };
+                    self.add(to[0].replace("{E}", &e.to_string()), use_.layer, shape, vec![view]);
+                }
+                Ok(())
+            }
+            Via::Experts | Via::ExpertsGateUp => {
+                let tensor = sources[0];
+                let t = &self.gguf.tensors()[tensor];
+                let experts = self.model.symbols.experts;
+                let parts = to.len() as u64;
+                let [cols, rows, stack] = t.ne[..] else {
+                    return Err(Error::source(
+                        &t.name,
+                        format!("shape {:?}, expected 3 dimensions: one matrix per expert", t.ne),
+                    ));
+                };
+                if stack != experts || rows % parts != 0 {
+                    return Err(Error::source(
+                        &t.name,
+                        format!(
+                            "shape {:?}, expected {experts} experts ({})",
+                            t.ne,
+                            self.model.symbols.key("experts")
+                        ),
+                    ));
+                }
+                let rows = rows / parts;
+                for e in 0..experts {
+                    for (part, to) in to.iter().enumerate() {
+                        let first = part as u64 * rows;
+                        let view = View {
+                            tensor,
+                            matrix: e,
+                            order: Order::Rows,
+                            rows: first..first + rows,
+                            cols: 0..cols,
+                        };
+                        self.add(to.replace("{E}", &e.to_string()), use_.layer, vec![rows, cols], vec![view]);
+                    }
+                }
+                Ok(())
+            }
+            Via::MlaKvB => {
+                let (k, v) = (sources[0], sources[1]);
+                let (tk, tv) = (&self.gguf.tensors()[k], &self.gguf.tensors()[v]);
+                let heads = self
+                    .model
+                    .symbols
+                    .get(rule.heads.as_deref().unwrap_or_default(), use_.layer.unwrap_or(0));
+                let ([nope, lora, kh], [vl, vd, vh]) = (dims3(&tk.ne), dims3(&tv.ne));
+                if lora != vl || kh != heads || vh != heads {
+                    return Err(Error::source(
+                        &tk.name,
+                        format!(
+                            "shape {:?} and {} {:?}, expected [nope, kv_lora, {heads}] and [kv_lora, v, {heads}]",
+                            tk.ne, tv.name, tv.ne
+                        ),
+                    ));
+                }
+                let views = (0..heads)
+                    .flat_map(|h| {
+                        [
+                            View {
+                                tensor: k,
+                                matrix: h,
+                                order: Order::Transposed,
+                                rows: 0..nope,
+                                cols: 0..lora,
+                            },
+                            View { tensor: v, matrix: h, order: Order::Rows, rows: 0..vd, cols: 0..lora },
+                        ]
+                    })
+                    .collect();
+                self.add(to[0].clone(), use_.layer, vec![heads * (nope + vd), lora], views);
+                Ok(())
+            }
+        }
+    }
+
+    /// The order of llama.cpp's permuted heads.
+    fn head_order(&self, t: &Tensor, shape: &[u64], heads: &str, layer: Option<u64>) -> Result<Order> {
+        let n = self.model.symbols.get(heads, layer.unwrap_or(0));
+        if n == 0 || shape[0] % n != 0 || shape[0] / n % 2 != 0 {
+            return Err(Error::source(
+                &t.name,
+                format!(
+                    "{} rows, expected an even number for each of {n} heads ({})",
+                    shape[0],
+                    self.model.symbols.key(heads)
+                ),
+            ));
+        }
+        Ok(Order::Interleaved(shape[0] / n))
+    }
+
+    fn add(&mut self, name: String, layer: Option<u64>, shape: Vec<u64>, views: Vec<View>) {
+        self.model.index.insert(name.clone(), self.model.tensors.len());
+        self.model.tensors.push(HfTensor { name, layer, shape, views });
+    }
+}
+
+/// The Hugging Face shape of a GGUF vector or matrix (trailing dimensions of 1 are llama.cpp's padding).
+fn matrix_shape(t: &Tensor) -> Result<Vec<u64>> {
+    let mut ne = t.ne.clone();
+    while ne.len() > 2 && ne.last() == Some(&1) {
+        ne.pop();
+    }
+    match ne[..] {
+        [n] if t.ty.is_quantised() => Err(Error::source(
+            &t.name,
+            format!("a vector of {n} elements packed as {}, expected f32, f16 or bf16", t.ty.name),
+        )),
+        [n] => Ok(vec![n]),
+        [cols, rows] => Ok(vec![rows, cols]),
+        _ => Err(Error::source(&t.name, format!("shape {:?}, expected a vector or a matrix", t.ne))),
+    }
+}
+
+fn dims3(ne: &[u64]) -> [u64; 3] {
+    std::array::from_fn(|i| ne.get(i).copied().unwrap_or(1))
+}
+
+/// Whether a drop rule's pattern names a tensor.
+fn matches_drop(pattern: &str, name: &str, layers: &Range<u64>) -> bool {
+    let (pattern, open) = pattern.strip_suffix('*').map_or((pattern, false), |p| (p, true));
+    let same = |head: &str, name: &str| if open { name.starts_with(head) } else { name == head };
+    match pattern.split_once("{L}") {
+        None => same(pattern, name),
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+            rest[..digits].parse().is_ok_and(|l: u64| layers.contains(&l)) && same(after, &rest[digits..])
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drop_patterns_name_layers_and_prefixes() {
+        assert!(matches_drop("rope_freqs.weight", "rope_freqs.weight", &(0..2)));
+        assert!(matches_drop("blk.{L}.attn_rot_embd", "blk.1.attn_rot_embd", &(0..2)));
+        assert!(!matches_drop("blk.{L}.attn_rot_embd", "blk.2.attn_rot_embd", &(0..2)));
+        assert!(!matches_drop("blk.{L}.attn_rot_embd", "blk.1.attn_rot_embd.x", &(0..2)));
+        assert!(matches_drop("v.*", "v.blk.0.x", &(0..2)));
+    }
+}
