@@ -15,9 +15,9 @@ pub mod gguf;
 pub mod gpu;
 pub mod hash;
 #[cfg(feature = "convert")]
-pub mod journal;
-#[cfg(feature = "convert")]
 pub mod hf;
+#[cfg(feature = "convert")]
+pub mod journal;
 pub mod load;
 pub mod manifest;
 #[cfg(feature = "convert")]
