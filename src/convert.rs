@@ -1,7 +1,7 @@
 //! Runs a plan: leaves in parallel, hashes in the flow, a journal, and nothing visible before the end.
 
 use crate::error::{Error, Result};
-use crate::eval::{Decode, Evaluator, leaf_range, source_order};
+use crate::eval::{Decoder, Evaluator, leaf_range, source_order};
 use crate::gguf::Gguf;
 use crate::hash;
 use crate::journal::{Journal, Record, Records};
@@ -16,17 +16,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names of the small files a conversion may write beside the shards.
-pub const SMALL_FILES: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    INDEX,
-];
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Synced and journalled at least this often: what a kill may cost.
@@ -46,9 +35,11 @@ pub struct Settings<'a> {
     /// Go on when decoded values are NaN or infinite.
     pub allow_nonfinite: bool,
     /// What decodes blocks.
-    pub decode: &'a Decode<'a>,
+    pub decoder: &'a Decoder<'a>,
     /// Files to write beside the shards: name and bytes.
     pub files: Vec<(String, Vec<u8>)>,
+    /// The class the engine builds, for the manifest.
+    pub class: String,
     /// Told the bytes finished, as they are, and the total once.
     pub progress: &'a (dyn Fn(Progress) + Sync),
     /// Set when the run is to stop at the next leaf.
@@ -93,7 +84,9 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     let names: Vec<String> = shards.iter().map(|s| s.name.clone()).collect();
     let total: u64 = shards.iter().map(|s| s.bytes).sum();
     let fresh = !out.join(crate::store::PARTIAL).exists();
-    let (output, journal, records) = Output::open(out, &plan.hash, &names, settings.force)?;
+    let small = small_files(plan, settings);
+    let small_names: Vec<String> = small.iter().map(|(name, _)| name.clone()).collect();
+    let (output, journal, records) = Output::open(out, &plan.hash, &names, &small_names, settings.force)?;
     let done: u64 = shards
         .iter()
         .flat_map(|s| (0..hash::leaves(s.bytes)).map(move |l| (s, l)))
@@ -118,9 +111,9 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
         Ok(records) => {
             (settings.progress)(Progress::Syncing);
             gguf.unchanged()?;
-            let manifest = manifest(plan, gguf, settings, &shards, &records, output.earlier.as_ref());
-            for (name, bytes) in small_files(plan, settings) {
-                output.small_file(&name, &bytes)?;
+            let manifest = manifest(plan, gguf, settings, &small, &shards, &records, output.earlier.as_ref());
+            for (name, bytes) in &small {
+                output.small_file(name, bytes)?;
             }
             output.finish(&manifest)?;
             Ok(Outcome { manifest, written: total - done, resumed: done })
@@ -177,7 +170,7 @@ impl Run<'_> {
         let evaluator = Evaluator {
             plan: self.plan,
             gguf: self.gguf,
-            decode: self.settings.decode,
+            decoder: self.settings.decoder,
             allow_nonfinite: self.settings.allow_nonfinite,
         };
         let stop = self.settings.stop;
@@ -284,6 +277,7 @@ fn manifest(
     plan: &Plan,
     gguf: &Gguf,
     settings: &Settings,
+    small: &[(String, Vec<u8>)],
     shards: &[&ShardPlan],
     records: &Records,
     earlier: Option<&Manifest>,
@@ -293,10 +287,10 @@ fn manifest(
     all.extend(earlier.into_iter().flat_map(|m| m.shards.clone()));
     let place = |file: &str| plan.shards.iter().position(|s| s.name == file);
     all.sort_by_key(|s| place(&s.file));
-    let files = small_files(plan, settings).into_iter().map(|(file, bytes)| manifest::SmallFile {
-        file,
+    let files = small.iter().map(|(file, bytes)| manifest::SmallFile {
+        file: file.clone(),
         bytes: bytes.len() as u64,
-        blake3: blake3::hash(&bytes).to_hex().to_string(),
+        blake3: blake3::hash(bytes).to_hex().to_string(),
     });
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Manifest {
@@ -314,7 +308,7 @@ fn manifest(
             .collect(),
         model: manifest::Model {
             architecture: plan.architecture.clone(),
-            class: plan.class.clone().unwrap_or_default(),
+            class: settings.class.clone(),
             layout: plan.layout.clone(),
             layers: plan.model.symbols.trunk,
             vocab: plan.vocab[0],

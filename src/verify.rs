@@ -2,7 +2,7 @@
 
 use crate::convert::Progress;
 use crate::error::{Error, Result};
-use crate::eval::{Decode, Evaluator, leaf_range};
+use crate::eval::{Decoder, Evaluator, leaf_range};
 use crate::gguf::Gguf;
 use crate::hash;
 use crate::manifest::{Manifest, Shard};
@@ -63,7 +63,7 @@ pub fn source(
     dir: &Path,
     source: &[PathBuf],
     tables: &Tables,
-    decode: &Decode,
+    decoder: &Decoder,
     settings: &Settings,
 ) -> Result<Outcome> {
     let manifest = Manifest::read(dir)?;
@@ -87,7 +87,7 @@ pub fn source(
     }
     let mut problems = small_files(dir, &manifest);
     problems.extend(strangers(dir, &manifest)?);
-    let evaluator = Evaluator { plan: &plan, gguf: &gguf, decode, allow_nonfinite: true };
+    let evaluator = Evaluator { plan: &plan, gguf: &gguf, decoder, allow_nonfinite: true };
     let checked = each_leaf(dir, &manifest, settings, &mut problems, |shard, fresh, leaf, bytes| {
         let Some(planned) = plan.shards.iter().find(|s| s.name == shard.file && s.bytes == shard.bytes)
         else {

@@ -1,10 +1,10 @@
 //! `preshard convert`.
 
 use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
-use super::{Talk, print, print_json, progress, signals, text};
+use super::{Talk, device, print, print_json, progress, signals, text};
 use crate::convert::{self, Settings};
 use crate::error::Result;
-use crate::eval::decode_cpu;
+use crate::hf;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -25,6 +25,13 @@ pub struct Args {
     /// Host memory for buffers.
     #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
     memory: u64,
+    /// What decodes packed weights: auto takes a GPU for the types that one decodes faster. The bytes
+    /// are the same.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::parse)]
+    device: device::Choice,
+    /// GPU memory for decoding.
+    #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
+    device_memory: u64,
     /// Replace an earlier conversion in the output directory.
     #[arg(long)]
     force: bool,
@@ -41,20 +48,29 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     for note in gguf.notes().iter().chain(&plan.model.notes) {
         talk.note(note);
     }
+    let request = plan.directory(args.plan.hf_config.clone());
+    let class = hf::model(&gguf, &request)?.class;
+    let directory = hf::files(&gguf, &request)?;
+    for note in &directory.notes {
+        talk.note(note);
+    }
     let bar = progress::bar(talk.quiet);
     let started = Instant::now();
-    let settings = Settings {
-        ranks: args.ranks.map(|r| r.0),
-        threads: args.threads,
-        memory: args.memory,
-        force: args.force,
-        allow_nonfinite: args.allow_nonfinite,
-        decode: &decode_cpu,
-        files: Vec::new(),
-        progress: &|p| progress::report(&bar, p),
-        stop: signals::stop(),
-    };
-    let outcome = convert::run(&plan, &gguf, &args.out, &settings);
+    let outcome = device::with(args.device, args.device_memory, &plan, &gguf, talk, |decoder| {
+        let settings = Settings {
+            ranks: args.ranks.as_ref().map(|r| r.0.clone()),
+            threads: args.threads,
+            memory: args.memory,
+            force: args.force,
+            allow_nonfinite: args.allow_nonfinite,
+            decoder,
+            files: directory.files.clone(),
+            class,
+            progress: &|p| progress::report(&bar, p),
+            stop: signals::stop(),
+        };
+        convert::run(&plan, &gguf, &args.out, &settings)
+    });
     bar.finish_and_clear();
     let outcome = outcome?;
     let seconds = started.elapsed().as_secs_f64();

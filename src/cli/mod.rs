@@ -4,6 +4,7 @@
 //! refused or failed; 2: wrong usage.
 
 mod convert;
+mod device;
 mod inspect;
 mod options;
 mod plan;

@@ -2,7 +2,7 @@
 
 use super::{Talk, print, print_json, progress, signals, text};
 use crate::error::{Error, Result};
-use crate::eval::decode_cpu;
+use crate::eval::Decoder;
 use crate::mapping::Tables;
 use crate::verify::{self, Settings};
 use serde_json::json;
@@ -37,7 +37,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         true => verify::hashes(&args.dir, &settings),
         false => {
             let tables = Tables { dir: args.mappings.as_deref() };
-            verify::source(&args.dir, &args.source, &tables, &decode_cpu, &settings)
+            verify::source(&args.dir, &args.source, &tables, &Decoder::CPU, &settings)
         }
     };
     bar.finish_and_clear();

@@ -10,9 +10,11 @@ pub mod tensors;
 use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::hf;
 use crate::mapping::{Part, Tables};
 use params::{Form, Param};
 use shard::ShardPlan;
+use std::path::PathBuf;
 use tensors::{Drop, Model};
 
 /// What to do with tensors that a policy decides about.
@@ -176,8 +178,6 @@ pub struct Plan {
     pub architecture: String,
     /// Name of the engine mapping.
     pub layout: String,
-    /// The class the engine builds, when the mapping overrides the model's own.
-    pub class: Option<String>,
     /// The model in Hugging Face terms.
     pub model: Model,
     /// Rows of the vocabulary, and padded.
@@ -235,7 +235,6 @@ impl Plan {
             hash: hash(gguf, &arch_text, &engine_text, &options),
             architecture,
             layout: layout.clone(),
-            class: engine.class.clone(),
             vocab: [rows, rows.next_multiple_of(engine.vocab_multiple.max(1))],
             tied,
             stages,
@@ -246,6 +245,25 @@ impl Plan {
         };
         plan.shards = shard::cut(&plan, gguf, &engine, &params)?;
         Ok(plan)
+    }
+
+    /// What the small files of the directory (config.json, the tokenizer) are made from; the files of
+    /// `hf_config` win.
+    pub fn directory(&self, hf_config: Option<PathBuf>) -> hf::Request {
+        hf::Request {
+            indexer: self.options.indexer == Keep::Keep,
+            mtp: self.options.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
+            dtype: match self.options.weights {
+                Weights::Keep | Weights::Bf16 => "bfloat16",
+                Weights::F16 => "float16",
+                Weights::F32 => "float32",
+            }
+            .into(),
+            tied: self.tied,
+            vocab_rows: self.vocab[0],
+            hf_config,
+            quantization: None,
+        }
     }
 
     /// GGUF tensors left out, in file order.
