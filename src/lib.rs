@@ -1,13 +1,23 @@
 //! Turns a GGUF model into per-rank safetensors shards that many GPUs load in seconds.
 
+#[cfg(feature = "cli")]
+pub mod cli;
+#[cfg(feature = "convert")]
+pub mod convert;
 #[cfg(feature = "convert")]
 pub mod cut;
 pub mod error;
+#[cfg(feature = "convert")]
+pub mod eval;
 #[cfg(feature = "convert")]
 pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;
 pub mod hash;
+#[cfg(feature = "convert")]
+pub mod hf;
+#[cfg(feature = "convert")]
+pub mod journal;
 pub mod load;
 pub mod manifest;
 #[cfg(feature = "convert")]
@@ -15,5 +25,11 @@ pub mod mapping;
 #[cfg(feature = "convert")]
 pub mod plan;
 pub mod quant;
+#[cfg(feature = "convert")]
+pub mod store;
+#[cfg(feature = "convert")]
+pub mod verify;
+#[cfg(feature = "convert")]
+mod workers;
 
 pub use error::{Error, Result};

@@ -1,2 +1,7 @@
 //! The `preshard` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    preshard::cli::main()
+}

@@ -83,6 +83,10 @@ pub struct Policy {
     pub ep: bool,
     /// First layer of each stage and the end: `pp + 1` numbers.
     pub stages: Vec<u64>,
+    /// `vllm` or `hf`.
+    pub layout: String,
+    /// Largest file of an ordinary checkpoint, in bytes.
+    pub max_file_size: u64,
     /// `keep`, `bf16`, `f16` or `f32`.
     pub weights: String,
     /// `keep` or `drop`, for the DSA indexer.
@@ -148,9 +152,9 @@ pub struct Tensor {
     /// Why a quantised source was decoded, when it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoded: Option<String>,
-    /// Packed blocks whose scale is NaN or infinite, when there are any.
+    /// NaN and infinity in it, when there is any: packed blocks, or elements of a float tensor.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub nonfinite_blocks: u64,
+    pub nonfinite: u64,
     /// Other names by which the engine reaches the same storage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub aliases: Vec<String>,

@@ -34,10 +34,7 @@ pub struct Arch {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// Metadata key of a truth value per layer: false where the layer must not have the group.
-    pub owners: Option<String>,
-    /// Why tensors of other layers are dropped.
-    #[serde(default)]
+    /// Why tensors of layers that share another layer's group are dropped.
     pub reason: String,
 }
 
@@ -127,8 +124,6 @@ pub struct DropRule {
 pub struct Engine {
     /// The engine and the version whose behaviour this file describes.
     pub engine: String,
-    /// Class written to config.json; the model's own when absent.
-    pub class: Option<String>,
     /// One file per rank, or an ordinary checkpoint.
     #[serde(default)]
     pub sharded: bool,
@@ -236,7 +231,9 @@ fn one() -> u64 {
     1
 }
 
-fn one_or_many<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(d: D) -> std::result::Result<Vec<T>, D::Error> {
+fn one_or_many<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    d: D,
+) -> std::result::Result<Vec<T>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum OneOrMany<T> {
@@ -280,7 +277,10 @@ impl Tables<'_> {
         }
         for rule in &arch.tensors {
             rule.check().map_err(|detail| {
-                Error::mapping(format!("mappings/arch/{name}.toml"), format!("rule for {:?}: {detail}", rule.from))
+                Error::mapping(
+                    format!("mappings/arch/{name}.toml"),
+                    format!("rule for {:?}: {detail}", rule.from),
+                )
             })?;
         }
         Ok((arch, text))
@@ -291,7 +291,10 @@ impl Tables<'_> {
         let (engine, text): (Engine, String) = self.read("engine", name)?;
         for rule in &engine.params {
             rule.check().map_err(|detail| {
-                Error::mapping(format!("mappings/engine/{name}.toml"), format!("rule for {:?}: {detail}", rule.to))
+                Error::mapping(
+                    format!("mappings/engine/{name}.toml"),
+                    format!("rule for {:?}: {detail}", rule.to),
+                )
             })?;
         }
         Ok((engine, text))
@@ -303,7 +306,10 @@ impl Tables<'_> {
             Ok(table) => Ok((table, text)),
             Err(e) => {
                 let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-                Err(Error::mapping(format!("mappings/{folder}/{name}.toml"), format!("line {line}: {}", e.message())))
+                Err(Error::mapping(
+                    format!("mappings/{folder}/{name}.toml"),
+                    format!("line {line}: {}", e.message()),
+                ))
             }
         }
     }
@@ -323,7 +329,8 @@ impl Tables<'_> {
         match BUILTIN.iter().find(|(f, n, _)| *f == folder && *n == name) {
             Some((_, _, text)) => Ok((*text).to_owned()),
             None => {
-                let known: Vec<_> = BUILTIN.iter().filter(|(f, ..)| *f == folder).map(|(_, n, _)| *n).collect();
+                let known: Vec<_> =
+                    BUILTIN.iter().filter(|(f, ..)| *f == folder).map(|(_, n, _)| *n).collect();
                 Err(Error::source(
                     name,
                     format!(
@@ -356,7 +363,9 @@ impl TensorRule {
         }
         let layered = self.from.iter().chain(&self.to).map(|n| n.contains("{L}"));
         let stacked = matches!(self.via, Via::Experts | Via::ExpertsGateUp);
-        if layered.clone().any(|l| l) != layered.clone().all(|l| l) || stacked && !self.to.iter().all(|t| t.contains("{E}")) {
+        if layered.clone().any(|l| l) != layered.clone().all(|l| l)
+            || stacked && !self.to.iter().all(|t| t.contains("{E}"))
+        {
             return Err("{L} and {E} must stand on both sides".into());
         }
         Ok(())
@@ -403,7 +412,11 @@ mod tests {
             match *folder {
                 "arch" => {
                     let (arch, _) = tables.arch(name).unwrap();
-                    let engines = [Some(&arch.engines.vllm), arch.engines.vllm_without_indexer.as_ref(), Some(&arch.engines.hf)];
+                    let engines = [
+                        Some(&arch.engines.vllm),
+                        arch.engines.vllm_without_indexer.as_ref(),
+                        Some(&arch.engines.hf),
+                    ];
                     for engine in engines.into_iter().flatten() {
                         tables.engine(engine).unwrap();
                     }

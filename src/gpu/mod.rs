@@ -4,7 +4,11 @@
 //! that has none; [`Device::open`] then says so in one line. Every handle keeps its device's
 //! primary context alive, the one that PyTorch and the CUDA runtime use in the same process.
 
+#[cfg(feature = "convert")]
+pub mod batch;
 pub mod blake3;
+#[cfg(feature = "convert")]
+pub mod decode;
 
 use crate::error::{Error, Result};
 use cudarc::driver::{CudaContext, DriverError, result, sys};

@@ -10,9 +10,11 @@ pub mod tensors;
 use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::hf;
 use crate::mapping::{Part, Tables};
 use params::{Form, Param};
 use shard::ShardPlan;
+use std::path::PathBuf;
 use tensors::{Drop, Model};
 
 /// What to do with tensors that a policy decides about.
@@ -54,6 +56,8 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// All of them.
+    pub const ALL: [Weights; 4] = [Weights::Keep, Weights::Bf16, Weights::F16, Weights::F32];
     /// As the command line spells it.
     pub fn name(self) -> &'static str {
         match self {
@@ -62,6 +66,13 @@ impl Weights {
             Weights::F16 => "f16",
             Weights::F32 => "f32",
         }
+    }
+}
+
+impl Layout {
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
+        if self == Layout::Vllm { "vllm" } else { "hf" }
     }
 }
 
@@ -106,6 +117,27 @@ pub struct Options {
     pub max_file_size: u64,
 }
 
+impl Options {
+    /// The options a manifest was made with; `None` when it says something this version does not know.
+    pub fn of(policy: &crate::manifest::Policy) -> Option<Options> {
+        let keep = |t: &str| [Keep::Keep, Keep::Drop].into_iter().find(|k| k.name() == t);
+        let fit = |t: &str| [Fit::Refuse, Fit::Dequantise].into_iter().find(|f| f.name() == t);
+        Some(Options {
+            tp: policy.tp,
+            pp: policy.pp,
+            stages: Some(policy.stages.windows(2).map(|s| s[1].saturating_sub(s[0])).collect()),
+            ep: policy.ep,
+            weights: Weights::ALL.into_iter().find(|w| w.name() == policy.weights)?,
+            indexer: keep(&policy.indexer)?,
+            mtp: keep(&policy.mtp)?,
+            misaligned: fit(&policy.misaligned)?,
+            mixed: fit(&policy.mixed)?,
+            layout: [Layout::Vllm, Layout::Hf].into_iter().find(|l| l.name() == policy.layout)?,
+            max_file_size: policy.max_file_size,
+        })
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -146,8 +178,6 @@ pub struct Plan {
     pub architecture: String,
     /// Name of the engine mapping.
     pub layout: String,
-    /// The class the engine builds, when the mapping overrides the model's own.
-    pub class: Option<String>,
     /// The model in Hugging Face terms.
     pub model: Model,
     /// Rows of the vocabulary, and padded.
@@ -166,23 +196,36 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a conversion, or lists everything that stands in its way.
-    pub fn new(gguf: &Gguf, tables: &Tables, options: Options) -> Result<Plan> {
+    pub fn new(gguf: &Gguf, tables: &Tables, mut options: Options) -> Result<Plan> {
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
         let layout = match (options.layout, options.indexer) {
             (Layout::Hf, _) => &arch.engines.hf,
-            (Layout::Vllm, Keep::Drop) => arch.engines.vllm_without_indexer.as_ref().unwrap_or(&arch.engines.vllm),
+            (Layout::Vllm, Keep::Drop) => {
+                arch.engines.vllm_without_indexer.as_ref().unwrap_or(&arch.engines.vllm)
+            }
             (Layout::Vllm, Keep::Keep) => &arch.engines.vllm,
         };
         let (engine, engine_text) = tables.engine(layout)?;
         if !engine.sharded && (options.tp, options.pp, options.ep) != (1, 1, false) {
-            return Err(Error::request("--layout hf", "an ordinary checkpoint is not cut for ranks; leave out --tp, --pp and --ep"));
+            return Err(Error::request(
+                "--layout hf",
+                "an ordinary checkpoint is not cut for ranks; leave out --tp, --pp and --ep",
+            ));
         }
         let model = tensors::resolve(gguf, &arch, &options)?;
         let stages = stages(&options, model.symbols.trunk)?;
-        if options.ep && model.symbols.experts < options.tp {
+        // The default and the same stages spelled out are the same plan.
+        options.stages = Some(stages.windows(2).map(|s| s[1] - s[0]).collect());
+        if options.ep && model.symbols.experts > 0 && model.symbols.experts < options.tp {
             let experts = model.symbols.experts;
-            return Err(Error::request("--ep", format!("{experts} experts over {} ranks leave a rank without one; use a smaller --tp", options.tp)));
+            return Err(Error::request(
+                "--ep",
+                format!(
+                    "{experts} experts over {} ranks leave a rank without one; use a smaller --tp",
+                    options.tp
+                ),
+            ));
         }
         let rows = model.index.get("model.embed_tokens.weight").map_or(0, |i| model.tensors[*i].rows());
         let tied = !model.index.contains_key("lm_head.weight");
@@ -192,7 +235,6 @@ impl Plan {
             hash: hash(gguf, &arch_text, &engine_text, &options),
             architecture,
             layout: layout.clone(),
-            class: engine.class.clone(),
             vocab: [rows, rows.next_multiple_of(engine.vocab_multiple.max(1))],
             tied,
             stages,
@@ -203,6 +245,25 @@ impl Plan {
         };
         plan.shards = shard::cut(&plan, gguf, &engine, &params)?;
         Ok(plan)
+    }
+
+    /// What the small files of the directory (config.json, the tokenizer) are made from; the files of
+    /// `hf_config` win.
+    pub fn directory(&self, hf_config: Option<PathBuf>) -> hf::Request {
+        hf::Request {
+            indexer: self.options.indexer == Keep::Keep,
+            mtp: self.options.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
+            dtype: match self.options.weights {
+                Weights::Keep | Weights::Bf16 => "bfloat16",
+                Weights::F16 => "float16",
+                Weights::F32 => "float32",
+            }
+            .into(),
+            tied: self.tied,
+            vocab_rows: self.vocab[0],
+            hf_config,
+            quantization: None,
+        }
     }
 
     /// GGUF tensors left out, in file order.
@@ -217,10 +278,16 @@ impl Plan {
 fn stages(options: &Options, layers: u64) -> Result<Vec<u64>> {
     let bad = |list: &[u64]| {
         let text = list.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        Err(Error::request("--pp-layers", format!("{text} does not cut {layers} layers into {} stages of at least one", options.pp)))
+        Err(Error::request(
+            "--pp-layers",
+            format!("{text} does not cut {layers} layers into {} stages of at least one", options.pp),
+        ))
     };
     if options.pp > layers {
-        return Err(Error::request("--pp", format!("{} stages for {layers} layers; use at most {layers}", options.pp)));
+        return Err(Error::request(
+            "--pp",
+            format!("{} stages for {layers} layers; use at most {layers}", options.pp),
+        ));
     }
     let Some(list) = &options.stages else { return Ok(cut::stages(layers, options.pp)) };
     let sum = list.iter().try_fold(0u64, |a, b| a.checked_add(*b));
@@ -228,7 +295,12 @@ fn stages(options: &Options, layers: u64) -> Result<Vec<u64>> {
         return bad(list);
     }
     let mut end = 0;
-    Ok(std::iter::once(0).chain(list.iter().map(|n| { end += n; end })).collect())
+    Ok(std::iter::once(0)
+        .chain(list.iter().map(|n| {
+            end += n;
+            end
+        }))
+        .collect())
 }
 
 /// What becomes of each GGUF tensor.
@@ -253,7 +325,9 @@ fn fates(gguf: &Gguf, model: &Model, params: &[Param]) -> Vec<(Fate, Part)> {
         if layer.is_some_and(|l: u64| l >= model.symbols.trunk) { Part::Mtp } else { Part::Model }
     };
     let named = gguf.tensors().iter().zip(fates);
-    named.map(|(t, f)| (f.unwrap_or_else(|| Fate::Dropped("no parameter takes it".into())), part(&t.name))).collect()
+    named
+        .map(|(t, f)| (f.unwrap_or_else(|| Fate::Dropped("no parameter takes it".into())), part(&t.name)))
+        .collect()
 }
 
 /// BLAKE3 of the sources' headers, the mapping tables, the options and the tool's version.

@@ -107,7 +107,13 @@ impl Member {
 }
 
 /// Finds every parameter, or lists everything that stands in the way.
-pub fn resolve(engine: &Engine, model: &Model, gguf: &Gguf, options: &Options, parts: u64) -> Result<Vec<Param>> {
+pub fn resolve(
+    engine: &Engine,
+    model: &Model,
+    gguf: &Gguf,
+    options: &Options,
+    parts: u64,
+) -> Result<Vec<Param>> {
     let mut b = Builder {
         engine,
         model,
@@ -131,7 +137,10 @@ pub fn resolve(engine: &Engine, model: &Model, gguf: &Gguf, options: &Options, p
         if !used {
             b.problems.push(Error::mapping(
                 &tensor.name,
-                format!("no parameter of {} takes it; the engine mapping does not fit this model", engine.engine),
+                format!(
+                    "no parameter of {} takes it; the engine mapping does not fit this model",
+                    engine.engine
+                ),
             ));
         }
     }
@@ -169,19 +178,28 @@ impl Builder<'_> {
             let at = |name: &str| name.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default());
             let exists = |name: &str| self.model.index.contains_key(name);
             // A dropped MTP block leaves nothing behind that its draft would need.
-            let block_gone = layer.is_some_and(|l| l >= symbols.trunk && !exists(&format!("model.layers.{l}.input_layernorm.weight")));
+            let block_gone = layer.is_some_and(|l| {
+                l >= symbols.trunk && !exists(&format!("model.layers.{l}.input_layernorm.weight"))
+            });
             if block_gone || rule.without.as_ref().is_some_and(|w| exists(&at(w))) {
                 continue;
             }
-            let names: Vec<Option<String>> =
-                rule.join.iter().map(|j| at(j).split('|').find(|n| exists(&n.replace("{E}", "0"))).map(str::to_owned)).collect();
+            let names: Vec<Option<String>> = rule
+                .join
+                .iter()
+                .map(|j| at(j).split('|').find(|n| exists(&n.replace("{E}", "0"))).map(str::to_owned))
+                .collect();
             if names[0].is_none() {
                 continue;
             }
-            let missing: Vec<_> = rule.join.iter().zip(&names).filter(|(_, n)| n.is_none()).map(|(j, _)| at(j)).collect();
+            let missing: Vec<_> =
+                rule.join.iter().zip(&names).filter(|(_, n)| n.is_none()).map(|(j, _)| at(j)).collect();
             if !missing.is_empty() {
                 let to = at(&rule.to).replace("{B}", &at(&self.engine.block));
-                self.problems.push(Error::source(to, format!("{} missing, which it joins; the GGUF is incomplete", missing.join(", "))));
+                self.problems.push(Error::source(
+                    to,
+                    format!("{} missing, which it joins; the GGUF is incomplete", missing.join(", ")),
+                ));
                 self.use_names(names.iter().flatten());
                 continue;
             }
@@ -230,9 +248,14 @@ impl Builder<'_> {
             }
         }
         let widths: Vec<_> = members.iter().map(|m| m.cols).collect();
-        if widths.iter().any(|w| *w != widths[0]) || stacked && members.iter().any(|m| m.rows != members[0].rows) {
-            let shapes: Vec<_> = members.iter().map(|m| format!("{} [{}, {}]", m.name, m.rows, m.cols)).collect();
-            return self.problems.push(Error::source(to, format!("its members' shapes do not fit: {}", shapes.join(", "))));
+        if widths.iter().any(|w| *w != widths[0])
+            || stacked && members.iter().any(|m| m.rows != members[0].rows)
+        {
+            let shapes: Vec<_> =
+                members.iter().map(|m| format!("{} [{}, {}]", m.name, m.rows, m.cols)).collect();
+            return self
+                .problems
+                .push(Error::source(to, format!("its members' shapes do not fit: {}", shapes.join(", "))));
         }
         let mut param = Param {
             to,
@@ -261,7 +284,14 @@ impl Builder<'_> {
         if param.stacked && self.options.ep { 1 } else { self.parts }
     }
 
-    fn member(&self, rule: &ParamRule, i: usize, name: &str, layer: Option<u64>, stacked: bool) -> Result<Member> {
+    fn member(
+        &self,
+        rule: &ParamRule,
+        i: usize,
+        name: &str,
+        layer: Option<u64>,
+        stacked: bool,
+    ) -> Result<Member> {
         let symbols = &self.model.symbols;
         let count = if stacked { symbols.experts } else { 1 };
         let mut tensors = Vec::new();
@@ -269,13 +299,21 @@ impl Builder<'_> {
             let name = name.replace("{E}", &e.to_string());
             match self.model.index.get(&name) {
                 Some(&t) => tensors.push(t),
-                None => return Err(Error::source(name, format!("missing expert {e} of {count}; the GGUF is incomplete"))),
+                None => {
+                    return Err(Error::source(
+                        name,
+                        format!("missing expert {e} of {count}; the GGUF is incomplete"),
+                    ));
+                }
             }
         }
         let first: &HfTensor = &self.model.tensors[tensors[0]];
         if let Some(&other) = tensors.iter().find(|t| self.model.tensors[**t].shape != first.shape) {
             let other = &self.model.tensors[other];
-            return Err(Error::source(&other.name, format!("shape {:?}, expected {:?} as {}", other.shape, first.shape, first.name)));
+            return Err(Error::source(
+                &other.name,
+                format!("shape {:?}, expected {:?} as {}", other.shape, first.shape, first.name),
+            ));
         }
         let cut = rule.cut_of(i);
         // Whole experts per rank: the cut inside an expert falls away.
@@ -303,7 +341,8 @@ impl Builder<'_> {
         };
         let mut types: BTreeMap<u32, &'static GgmlType> = BTreeMap::new();
         let mut transposed = false;
-        for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &self.model.tensors[*t].views) {
+        for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &self.model.tensors[*t].views)
+        {
             let tensor = &self.gguf.tensors()[view.tensor];
             if tensor.ty.is_integer() {
                 return Err(Error::source(
@@ -320,8 +359,11 @@ impl Builder<'_> {
         }
         let decode = |why: String| Ok((Form::Float(float), Some(why)));
         let names = || types.values().map(|t| t.name).collect::<Vec<_>>().join(", ");
-        let unknown: Vec<_> =
-            types.values().filter(|t| t.is_quantised() && !self.engine.packed_types.iter().any(|p| p == t.name)).map(|t| t.name).collect();
+        let unknown: Vec<_> = types
+            .values()
+            .filter(|t| t.is_quantised() && !self.engine.packed_types.iter().any(|p| p == t.name))
+            .map(|t| t.name)
+            .collect();
         if options.weights != Weights::Keep {
             return decode(format!("--weights {}", options.weights.name()));
         }
@@ -367,7 +409,12 @@ impl Builder<'_> {
         let works = (!seen.is_empty()).then(|| self.largest()).unwrap_or_default();
         let tp = self.parts;
         self.problems.extend(seen.into_iter().map(|((what, n), name)| {
-            Error::request(&name, format!("its {n} {what} cannot be divided over --tp {tp}; the largest --tp that works is {works}"))
+            Error::request(
+                &name,
+                format!(
+                    "its {n} {what} cannot be divided over --tp {tp}; the largest --tp that works is {works}"
+                ),
+            )
         }));
     }
 
@@ -381,7 +428,8 @@ impl Builder<'_> {
             self.params.iter().all(|p| {
                 let parts = if p.stacked && self.options.ep { 1 } else { parts };
                 p.members.iter().all(|m| {
-                    m.slice(self.padded_vocab(m), parts, 0).is_some() && (p.form != Form::Packed || m.aligned(parts))
+                    m.slice(self.padded_vocab(m), parts, 0).is_some()
+                        && (p.form != Form::Packed || m.aligned(parts))
                 })
             })
         };
@@ -400,7 +448,8 @@ impl Builder<'_> {
             let float = if self.options.weights == Weights::F16 { Float::F16 } else { Float::Bf16 };
             for &i in &self.misaligned {
                 self.params[i].form = Form::Float(float);
-                self.params[i].decoded = Some("the cut falls inside a block (--misaligned dequantise)".into());
+                self.params[i].decoded =
+                    Some("the cut falls inside a block (--misaligned dequantise)".into());
             }
             return;
         }
@@ -415,7 +464,10 @@ impl Builder<'_> {
                     format!(
                         "{} packs {} columns in a block, but each of {parts} ranks gets {} of {} columns; \
                          pass --misaligned dequantise to decode it, or --tp {works}, the largest that works",
-                        m.ty.name, m.ty.block, m.cols / parts, m.cols
+                        m.ty.name,
+                        m.ty.block,
+                        m.cols / parts,
+                        m.cols
                     ),
                 ));
             }

@@ -1,8 +1,8 @@
 //! One rank's file: its tensors, their bytes' origins and the safetensors header.
 
+use super::Plan;
 use super::params::{Form, Param};
 use super::tensors::View;
-use super::Plan;
 use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -126,7 +126,9 @@ pub(super) fn cut(plan: &Plan, gguf: &Gguf, engine: &Engine, params: &[Param]) -
                     (n, false) => 0..n,
                 };
                 shard.vocab_rows = (pp == 0 || last)
-                    .then(|| cut::vocab_rows(plan.vocab[0], plan.vocab[1], options.tp, tp).map(|(rows, _)| rows))
+                    .then(|| {
+                        cut::vocab_rows(plan.vocab[0], plan.vocab[1], options.tp, tp).map(|(rows, _)| rows)
+                    })
                     .flatten();
                 shards.push(shard);
             }
@@ -179,7 +181,8 @@ fn constants(plan: &Plan, engine: &Engine, part: Part, pp: u64) -> Vec<TensorPla
 
 /// An ordinary checkpoint: tensors by name, in files of at most the size asked for.
 fn checkpoint(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPlan>> {
-    let mut tensors: Vec<_> = params.iter().flat_map(|param| Cutter { plan, gguf, param, tp: 0 }.tensors()).collect();
+    let mut tensors: Vec<_> =
+        params.iter().flat_map(|param| Cutter { plan, gguf, param, tp: 0 }.tensors()).collect();
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let mut files: Vec<Vec<TensorPlan>> = vec![Vec::new()];
     let mut size = 0;
@@ -195,7 +198,9 @@ fn checkpoint(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPla
         }
     }
     let n = files.len();
-    let name = |i: usize| if n == 1 { "model.safetensors".into() } else { format!("model-{:05}-of-{n:05}.safetensors", i + 1) };
+    let name = |i: usize| {
+        if n == 1 { "model.safetensors".into() } else { format!("model-{:05}-of-{n:05}.safetensors", i + 1) }
+    };
     files.into_iter().enumerate().map(|(i, tensors)| lay_out(name(i), Part::Model, 0, 0, tensors)).collect()
 }
 
@@ -204,7 +209,9 @@ fn checkpoint(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPla
 /// Ordered by the largest power of two that divides their size, then by name: then each is aligned
 /// to that power with no holes, which the format forbids.
 fn lay_out(name: String, part: Part, pp: u64, tp: u64, mut tensors: Vec<TensorPlan>) -> Result<ShardPlan> {
-    tensors.sort_by(|a, b| b.bytes.trailing_zeros().cmp(&a.bytes.trailing_zeros()).then_with(|| a.name.cmp(&b.name)));
+    tensors.sort_by(|a, b| {
+        b.bytes.trailing_zeros().cmp(&a.bytes.trailing_zeros()).then_with(|| a.name.cmp(&b.name))
+    });
     let mut map = serde_json::Map::new();
     map.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut end = 0;
@@ -213,7 +220,10 @@ fn lay_out(name: String, part: Part, pp: u64, tp: u64, mut tensors: Vec<TensorPl
         end += t.bytes;
         let entry = json!({ "dtype": t.dtype, "shape": t.shape, "data_offsets": [t.offset, end] });
         if map.insert(t.name.clone(), entry).is_some() {
-            return Err(Error::mapping(&t.name, format!("two rules write it to {name}; the engine mapping is wrong")));
+            return Err(Error::mapping(
+                &t.name,
+                format!("two rules write it to {name}; the engine mapping is wrong"),
+            ));
         }
     }
     let mut header = vec![0; 8];
@@ -221,7 +231,12 @@ fn lay_out(name: String, part: Part, pp: u64, tp: u64, mut tensors: Vec<TensorPl
     header.resize(header.len().next_multiple_of(DATA_ALIGNMENT), b' ');
     let length = header.len() - 8;
     if length > MAX_HEADER {
-        return Err(Error::request(&name, format!("its header is {length} bytes, more than the {MAX_HEADER} that safetensors reads; use --max-file-size")));
+        return Err(Error::request(
+            &name,
+            format!(
+                "its header is {length} bytes, more than the {MAX_HEADER} that safetensors reads; use --max-file-size"
+            ),
+        ));
     }
     header[..8].copy_from_slice(&(length as u64).to_le_bytes());
     for t in &mut tensors {
@@ -284,7 +299,11 @@ impl Cutter<'_> {
         for (m, s) in &slices {
             let n = s.rows.end - s.rows.start + s.padding;
             let packed = param.form == Form::Packed;
-            members.push(self.record(m, rows..rows + n, packed.then(|| row_bytes(m, s.cols.end - s.cols.start))));
+            members.push(self.record(
+                m,
+                rows..rows + n,
+                packed.then(|| row_bytes(m, s.cols.end - s.cols.start)),
+            ));
             rows += n;
         }
         let cols = slices.first().map_or(0, |(_, s)| s.cols.end - s.cols.start);
@@ -307,7 +326,7 @@ impl Cutter<'_> {
         };
         match param.form {
             Form::Float(float) => {
-                tensor.dtype = float.safetensors_name();
+                tensor.dtype = float.name();
                 vec![tensor]
             }
             Form::Packed => {
@@ -338,7 +357,12 @@ impl Cutter<'_> {
     }
 
     /// A member as the manifest lists it.
-    fn record(&self, m: &super::params::Member, rows: Range<u64>, row_bytes: Option<u64>) -> manifest::Member {
+    fn record(
+        &self,
+        m: &super::params::Member,
+        rows: Range<u64>,
+        row_bytes: Option<u64>,
+    ) -> manifest::Member {
         let mut from: Vec<usize> = Vec::new();
         for view in m.tensors.iter().flat_map(|t| &self.plan.model.tensors[*t].views) {
             if !from.contains(&view.tensor) {

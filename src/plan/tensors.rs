@@ -3,6 +3,7 @@
 use super::{Keep, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
+use crate::hf;
 use crate::mapping::{Arch, SymbolSource, TensorRule, Via};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -104,7 +105,10 @@ impl Symbols {
             let found = gguf.tensors().len();
             return Err(Error::source(
                 file,
-                format!("{} is {blocks}, but the model has {found} tensors; the metadata is wrong", symbols.key("blocks")),
+                format!(
+                    "{} is {blocks}, but the model has {found} tensors; the metadata is wrong",
+                    symbols.key("blocks")
+                ),
             ));
         }
         for name in arch.symbols.keys().filter(|n| *n != "blocks") {
@@ -115,12 +119,18 @@ impl Symbols {
         if mtp >= blocks || dense > blocks {
             return Err(Error::source(
                 file,
-                format!("{} is {blocks}, with {mtp} MTP blocks and {dense} dense layers in it; the metadata is wrong", symbols.key("blocks")),
+                format!(
+                    "{} is {blocks}, with {mtp} MTP blocks and {dense} dense layers in it; the metadata is wrong",
+                    symbols.key("blocks")
+                ),
             ));
         }
         for name in ["heads", "kv_heads"] {
             if symbols.values.get(name).is_some_and(|(v, _)| v.contains(&0)) {
-                return Err(Error::source(file, format!("{} is 0, expected at least 1; the metadata is wrong", symbols.key(name))));
+                return Err(Error::source(
+                    file,
+                    format!("{} is 0, expected at least 1; the metadata is wrong", symbols.key(name)),
+                ));
             }
         }
         blocks = blocks.max(1);
@@ -148,7 +158,10 @@ impl Symbols {
                     (Some(values), _) => values,
                     (None, Some("")) => vec![0],
                     // One step only, so that two symbols cannot wait for each other.
-                    (None, Some(other)) if other != name && matches!(arch.symbols.get(other), Some(SymbolSource::Key(k)) if !k.contains('?')) => {
+                    (None, Some(other))
+                        if other != name
+                            && matches!(arch.symbols.get(other), Some(SymbolSource::Key(k)) if !k.contains('?')) =>
+                    {
                         self.read_one(arch, gguf, other, layers)?.unwrap_or_default()
                     }
                     (None, Some(other)) => {
@@ -160,7 +173,10 @@ impl Symbols {
                     (None, None) => {
                         return Err(Error::source(
                             gguf.files()[0].path.display(),
-                            format!("metadata key {key} is missing; the architecture {} needs it", arch.architecture),
+                            format!(
+                                "metadata key {key} is missing; the architecture {} needs it",
+                                arch.architecture
+                            ),
                         ));
                     }
                 };
@@ -235,9 +251,13 @@ struct Resolver<'a> {
     model: Model,
 }
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
     fn run(&mut self, options: &Options) -> Result<()> {
         let mtp_without_tensors = self.mtp_absent();
+        let owners = match self.arch.groups.is_empty() {
+            true => Vec::new(),
+            false => hf::indexer_layers(self.gguf, self.model.symbols.trunk)?,
+        };
         for use_ in self.uses()? {
             let in_mtp = use_.layer.is_some_and(|l| l >= self.model.symbols.trunk);
             if in_mtp && mtp_without_tensors {
@@ -249,7 +269,7 @@ impl Resolver<'_> {
                 if self.group_absent(group, use_.layer) {
                     continue;
                 }
-                if let Some(reason) = self.not_owner(group, use_.layer)? {
+                if let Some(reason) = self.not_owner(group, use_.layer, &owners) {
                     self.drop(&names, &reason);
                     continue;
                 }
@@ -260,7 +280,10 @@ impl Resolver<'_> {
             if present < names.len() {
                 let to = use_.rule.to[0].replace("{L}", &use_.layer.unwrap_or(0).to_string());
                 for name in names.iter().filter(|n| !self.by_name.contains_key(n.as_str())) {
-                    self.problems.push(Error::source(name, format!("missing; {to} is made of it; the GGUF is incomplete")));
+                    self.problems.push(Error::source(
+                        name,
+                        format!("missing; {to} is made of it; the GGUF is incomplete"),
+                    ));
                 }
                 for name in &names {
                     self.mark(name);
@@ -269,7 +292,9 @@ impl Resolver<'_> {
             }
             let dropped = match (in_mtp && options.mtp == Keep::Drop, use_.rule.group.as_deref()) {
                 (true, _) => Some("MTP block dropped (--mtp drop)"),
-                (_, Some("indexer")) if options.indexer == Keep::Drop => Some("indexer dropped (--indexer drop)"),
+                (_, Some("indexer")) if options.indexer == Keep::Drop => {
+                    Some("indexer dropped (--indexer drop)")
+                }
                 _ => None,
             };
             if let Some(reason) = dropped {
@@ -289,15 +314,25 @@ impl Resolver<'_> {
         self.leftovers();
         if mtp_without_tensors && self.problems.is_empty() {
             match options.mtp {
-                Keep::Drop => self.model.notes.push("the metadata names an MTP block, but the file has no tensors of it".into()),
+                Keep::Drop => self
+                    .model
+                    .notes
+                    .push("the metadata names an MTP block, but the file has no tensors of it".into()),
                 Keep::Keep => self.problems.push(Error::source(
                     format!("blk.{}.nextn.*", self.model.symbols.trunk),
-                    format!("missing, though {} is not 0; pass --mtp drop to go on without the MTP block", self.model.symbols.key("mtp")),
+                    format!(
+                        "missing, though {} is not 0; pass --mtp drop to go on without the MTP block",
+                        self.model.symbols.key("mtp")
+                    ),
                 )),
             }
         }
         let has_group = self.arch.tensors.iter().any(|t| t.group.as_deref() == Some("indexer"));
-        if has_group && options.indexer == Keep::Keep && self.model.indexer_layers.is_empty() && self.problems.is_empty() {
+        if has_group
+            && options.indexer == Keep::Keep
+            && self.model.indexer_layers.is_empty()
+            && self.problems.is_empty()
+        {
             self.problems.push(Error::source(
                 "blk.*.indexer.*",
                 "the file has no indexer tensors; pass --indexer drop to serve it with dense attention",
@@ -315,16 +350,19 @@ impl Resolver<'_> {
     }
 
     /// Every rule at every layer it applies to; of variants, the one the layer has.
-    fn uses(&self) -> Result<Vec<Use<'_>>> {
+    fn uses(&self) -> Result<Vec<Use<'a>>> {
         let bad = |rule: &TensorRule, what: &str| {
-            Error::mapping(format!("mappings/arch/{}.toml", self.arch.architecture), format!("rule for {:?}: {what}", rule.from))
+            Error::mapping(
+                format!("mappings/arch/{}.toml", self.arch.architecture),
+                format!("rule for {:?}: {what}", rule.from),
+            )
         };
         let symbols = &self.model.symbols;
         let mut uses = Vec::new();
         for rule in &self.arch.tensors {
             if let Some(when) = &rule.when {
                 let (name, wanted) = when.strip_prefix('!').map_or((when.as_str(), true), |n| (n, false));
-                if (symbols.get(name, 0) == 0) != wanted {
+                if (symbols.get(name, 0) != 0) != wanted {
                     continue;
                 }
             }
@@ -334,7 +372,9 @@ impl Resolver<'_> {
             }
             let range = match &rule.layers {
                 None => 0..symbols.blocks,
-                Some(text) => symbols.range(text).ok_or_else(|| bad(rule, &format!("in = {text:?} is no range of symbols")))?,
+                Some(text) => symbols
+                    .range(text)
+                    .ok_or_else(|| bad(rule, &format!("in = {text:?} is no range of symbols")))?,
             };
             uses.extend(range.map(|l| Use { rule, layer: Some(l) }));
         }
@@ -396,12 +436,10 @@ impl Resolver<'_> {
         !rules.any(|t| t.from.iter().any(|f| self.by_name.contains_key(f.replace("{L}", &layer).as_str())))
     }
 
-    /// Why a layer must not have a group, when the metadata says so.
-    fn not_owner(&self, group: &str, layer: Option<u64>) -> Result<Option<String>> {
-        let (Some(group), Some(layer)) = (self.arch.groups.get(group), layer) else { return Ok(None) };
-        let Some(key) = &group.owners else { return Ok(None) };
-        let owners = self.gguf.metadata().flags(key)?;
-        Ok(owners.and_then(|o| o.get(layer as usize).copied()).is_some_and(|owner| !owner).then(|| group.reason.clone()))
+    /// Why a layer must not have a group: it shares that of a layer before it.
+    fn not_owner(&self, group: &str, layer: Option<u64>, owners: &[bool]) -> Option<String> {
+        let owner = *owners.get(layer? as usize)?;
+        (!owner).then(|| self.arch.groups.get(group).map_or_else(String::new, |g| g.reason.clone()))
     }
 
     /// Drops what the mapping names; everything else left over is unknown.
@@ -432,19 +470,27 @@ impl Resolver<'_> {
         for &i in &sources {
             let t = &self.gguf.tensors()[i];
             if t.ne.contains(&0) {
-                return Err(Error::source(&t.name, format!("shape {:?} has no elements; the GGUF is damaged", t.ne)));
+                return Err(Error::source(
+                    &t.name,
+                    format!("shape {:?} has no elements; the GGUF is damaged", t.ne),
+                ));
             }
         }
         let rule = use_.rule;
-        let to: Vec<String> =
-            rule.to.iter().map(|t| t.replace("{L}", &use_.layer.map(|l| l.to_string()).unwrap_or_default())).collect();
+        let to: Vec<String> = rule
+            .to
+            .iter()
+            .map(|t| t.replace("{L}", &use_.layer.map(|l| l.to_string()).unwrap_or_default()))
+            .collect();
         match rule.via {
             Via::Copy | Via::Unpermute => {
                 for (e, &tensor) in sources.iter().enumerate() {
                     let t = &self.gguf.tensors()[tensor];
                     let shape = matrix_shape(t)?;
                     let order = match &rule.heads {
-                        Some(heads) if rule.via == Via::Unpermute => self.head_order(t, &shape, heads, use_.layer)?,
+                        Some(heads) if rule.via == Via::Unpermute => {
+                            self.head_order(t, &shape, heads, use_.layer)?
+                        }
                         _ => Order::Rows,
                     };
                     let cols = shape.get(1).copied().unwrap_or(1);
@@ -459,19 +505,32 @@ impl Resolver<'_> {
                 let experts = self.model.symbols.experts;
                 let parts = to.len() as u64;
                 let [cols, rows, stack] = t.ne[..] else {
-                    return Err(Error::source(&t.name, format!("shape {:?}, expected 3 dimensions: one matrix per expert", t.ne)));
+                    return Err(Error::source(
+                        &t.name,
+                        format!("shape {:?}, expected 3 dimensions: one matrix per expert", t.ne),
+                    ));
                 };
                 if stack != experts || rows % parts != 0 {
                     return Err(Error::source(
                         &t.name,
-                        format!("shape {:?}, expected {experts} experts ({})", t.ne, self.model.symbols.key("experts")),
+                        format!(
+                            "shape {:?}, expected {experts} experts ({})",
+                            t.ne,
+                            self.model.symbols.key("experts")
+                        ),
                     ));
                 }
                 let rows = rows / parts;
                 for e in 0..experts {
                     for (part, to) in to.iter().enumerate() {
                         let first = part as u64 * rows;
-                        let view = View { tensor, matrix: e, order: Order::Rows, rows: first..first + rows, cols: 0..cols };
+                        let view = View {
+                            tensor,
+                            matrix: e,
+                            order: Order::Rows,
+                            rows: first..first + rows,
+                            cols: 0..cols,
+                        };
                         self.add(to.replace("{E}", &e.to_string()), use_.layer, vec![rows, cols], vec![view]);
                     }
                 }
@@ -480,7 +539,10 @@ impl Resolver<'_> {
             Via::MlaKvB => {
                 let (k, v) = (sources[0], sources[1]);
                 let (tk, tv) = (&self.gguf.tensors()[k], &self.gguf.tensors()[v]);
-                let heads = self.model.symbols.get(rule.heads.as_deref().unwrap_or_default(), use_.layer.unwrap_or(0));
+                let heads = self
+                    .model
+                    .symbols
+                    .get(rule.heads.as_deref().unwrap_or_default(), use_.layer.unwrap_or(0));
                 let ([nope, lora, kh], [vl, vd, vh]) = (dims3(&tk.ne), dims3(&tv.ne));
                 if lora != vl || kh != heads || vh != heads {
                     return Err(Error::source(
@@ -494,7 +556,13 @@ impl Resolver<'_> {
                 let views = (0..heads)
                     .flat_map(|h| {
                         [
-                            View { tensor: k, matrix: h, order: Order::Transposed, rows: 0..nope, cols: 0..lora },
+                            View {
+                                tensor: k,
+                                matrix: h,
+                                order: Order::Transposed,
+                                rows: 0..nope,
+                                cols: 0..lora,
+                            },
                             View { tensor: v, matrix: h, order: Order::Rows, rows: 0..vd, cols: 0..lora },
                         ]
                     })
@@ -511,7 +579,11 @@ impl Resolver<'_> {
         if n == 0 || shape[0] % n != 0 || shape[0] / n % 2 != 0 {
             return Err(Error::source(
                 &t.name,
-                format!("{} rows, expected an even number for each of {n} heads ({})", shape[0], self.model.symbols.key(heads)),
+                format!(
+                    "{} rows, expected an even number for each of {n} heads ({})",
+                    shape[0],
+                    self.model.symbols.key(heads)
+                ),
             ));
         }
         Ok(Order::Interleaved(shape[0] / n))

@@ -31,6 +31,8 @@ pub fn write(dir: &Path, ranks: u64, tensors: &[Spec]) -> Manifest {
             pp: 1,
             ep: false,
             stages: vec![0, 1],
+            layout: "vllm".into(),
+            max_file_size: 50_000_000_000,
             weights: "keep".into(),
             indexer: "keep".into(),
             mtp: "keep".into(),
@@ -94,7 +96,7 @@ fn write_shard(dir: &Path, tp: u64, tensors: &[Spec]) -> Shard {
                 logical: None,
                 members: Vec::new(),
                 decoded: None,
-                nonfinite_blocks: 0,
+                nonfinite: 0,
                 aliases: Vec::new(),
             }
         })

@@ -1,0 +1,109 @@
+//! `preshard convert`.
+
+use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
+use super::{Talk, device, print, print_json, progress, signals, text};
+use crate::convert::{self, Settings};
+use crate::error::Result;
+use crate::hf;
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+    /// Where to write; must be empty, new, or hold an unfinished conversion of the same model.
+    #[arg(short, long, value_name = "DIR")]
+    out: PathBuf,
+    /// Only these ranks (stage * tp + rank), such as 0-3; the others may follow, here or elsewhere.
+    #[arg(long, value_name = "LIST", value_parser = parse_ranks)]
+    ranks: Option<Ranks>,
+    /// Threads; one per core when absent.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Host memory for buffers.
+    #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
+    memory: u64,
+    /// What decodes packed weights: auto takes a GPU for the types that one decodes faster. The bytes
+    /// are the same.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::parse)]
+    device: device::Choice,
+    /// GPU memory for decoding.
+    #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
+    device_memory: u64,
+    /// Replace an earlier conversion in the output directory.
+    #[arg(long)]
+    force: bool,
+    /// Convert decoded tensors that hold NaN or infinity instead of refusing them.
+    #[arg(long)]
+    allow_nonfinite: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, talk: Talk) -> Result<()> {
+    let (gguf, plan) = args.plan.plan()?;
+    for note in gguf.notes().iter().chain(&plan.model.notes) {
+        talk.note(note);
+    }
+    let request = plan.directory(args.plan.hf_config.clone());
+    let class = hf::model(&gguf, &request)?.class;
+    let directory = hf::files(&gguf, &request)?;
+    for note in &directory.notes {
+        talk.note(note);
+    }
+    let bar = progress::bar(talk.quiet);
+    let started = Instant::now();
+    let outcome = device::with(args.device, args.device_memory, &plan, &gguf, talk, |decoder| {
+        let settings = Settings {
+            ranks: args.ranks.as_ref().map(|r| r.0.clone()),
+            threads: args.threads,
+            memory: args.memory,
+            force: args.force,
+            allow_nonfinite: args.allow_nonfinite,
+            decoder,
+            files: directory.files.clone(),
+            class,
+            progress: &|p| progress::report(&bar, p),
+            stop: signals::stop(),
+        };
+        convert::run(&plan, &gguf, &args.out, &settings)
+    });
+    bar.finish_and_clear();
+    let outcome = outcome?;
+    let seconds = started.elapsed().as_secs_f64();
+    let nonfinite: u64 = outcome.manifest.shards.iter().flat_map(|s| &s.tensors).map(|t| t.nonfinite).sum();
+    if nonfinite > 0 {
+        talk.note(&format!("{nonfinite} blocks or elements are NaN or infinite; the manifest says where"));
+    }
+    let total: u64 = outcome.manifest.shards.iter().map(|s| s.bytes).sum();
+    if args.json {
+        return print_json(&json!({
+            "out": args.out,
+            "files": outcome.manifest.shards.iter().map(|s| json!({ "file": s.file, "bytes": s.bytes, "blake3": s.blake3 })).collect::<Vec<_>>(),
+            "bytes": total,
+            "written": outcome.written,
+            "resumed": outcome.resumed,
+            "seconds": seconds,
+            "nonfinite": nonfinite,
+        }));
+    }
+    if talk.quiet {
+        return Ok(());
+    }
+    let mut out = String::new();
+    for shard in &outcome.manifest.shards {
+        out += &format!("{}  {}  {} tensors\n", shard.file, text::bytes(shard.bytes), shard.tensors.len());
+    }
+    out += &format!(
+        "{} in {} files, {:.1} s, {}/s; {} checks it\n",
+        text::bytes(total),
+        outcome.manifest.shards.len(),
+        seconds,
+        text::bytes((outcome.written as f64 / seconds.max(1e-9)) as u64),
+        format_args!("preshard verify {}", crate::error::shown_path(&args.out)),
+    );
+    print(&out)
+}

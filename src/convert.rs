@@ -1,0 +1,379 @@
+//! Runs a plan: leaves in parallel, hashes in the flow, a journal, and nothing visible before the end.
+
+use crate::error::{Error, Result};
+use crate::eval::{Decoder, Evaluator, leaf_range, source_order};
+use crate::gguf::Gguf;
+use crate::hash;
+use crate::journal::{Journal, Record, Records};
+use crate::manifest::{self, LEAF, Manifest};
+use crate::mapping::Part;
+use crate::plan::shard::{ShardPlan, TensorPlan};
+use crate::plan::{Layout, Plan};
+use crate::store::{Output, ShardFile};
+use crate::workers;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Synced and journalled at least this often: what a kill may cost.
+const CHECKPOINT_BYTES: u64 = 2 << 30;
+const CHECKPOINT_TIME: Duration = Duration::from_secs(10);
+
+/// How to run a plan; none of it changes the bytes.
+pub struct Settings<'a> {
+    /// Global ranks (`stage * tp + rank`) to write; all when absent.
+    pub ranks: Option<Vec<u64>>,
+    /// Threads; 0 for one per core.
+    pub threads: usize,
+    /// Host memory for buffers, in bytes.
+    pub memory: u64,
+    /// Replace an earlier conversion.
+    pub force: bool,
+    /// Go on when decoded values are NaN or infinite.
+    pub allow_nonfinite: bool,
+    /// What decodes blocks.
+    pub decoder: &'a Decoder<'a>,
+    /// Files to write beside the shards: name and bytes.
+    pub files: Vec<(String, Vec<u8>)>,
+    /// The class the engine builds, for the manifest.
+    pub class: String,
+    /// Told the bytes finished, as they are, and the total once.
+    pub progress: &'a (dyn Fn(Progress) + Sync),
+    /// Set when the run is to stop at the next leaf.
+    pub stop: &'a AtomicBool,
+}
+
+/// What a run reports as it goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress {
+    /// The run begins: bytes to write in all, of which an earlier run wrote some.
+    Start {
+        /// All bytes of the shards asked for.
+        total: u64,
+        /// Bytes already there.
+        done: u64,
+    },
+    /// So many more bytes are written.
+    Wrote(u64),
+    /// Everything is written; waiting for the disk.
+    Syncing,
+}
+
+/// What a finished run did.
+pub struct Outcome {
+    /// The manifest written.
+    pub manifest: Manifest,
+    /// Bytes written by this run.
+    pub written: u64,
+    /// Bytes an earlier run of the same plan had written.
+    pub resumed: u64,
+}
+
+/// One leaf to do.
+struct Job {
+    shard: usize,
+    leaf: u64,
+}
+
+/// Converts.
+pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<Outcome> {
+    let shards = select(plan, settings.ranks.as_deref())?;
+    let names: Vec<String> = shards.iter().map(|s| s.name.clone()).collect();
+    let total: u64 = shards.iter().map(|s| s.bytes).sum();
+    let fresh = !out.join(crate::store::PARTIAL).exists();
+    let small = small_files(plan, settings);
+    let small_names: Vec<String> = small.iter().map(|(name, _)| name.clone()).collect();
+    let (output, journal, records) = Output::open(out, &plan.hash, &names, &small_names, settings.force)?;
+    let done: u64 = shards
+        .iter()
+        .flat_map(|s| (0..hash::leaves(s.bytes)).map(move |l| (s, l)))
+        .filter(|(s, l)| records.contains_key(&(s.name.clone(), *l)))
+        .map(|(s, l)| leaf_range(l, s.bytes))
+        .map(|r| r.end - r.start)
+        .sum();
+    let result = output.check_space(total - done).and_then(|()| {
+        (settings.progress)(Progress::Start { total, done });
+        let files = shards.iter().map(|s| output.shard(&s.name, s.bytes)).collect::<Result<Vec<_>>>()?;
+        let run = Run {
+            plan,
+            gguf,
+            settings,
+            shards: &shards,
+            files,
+            state: Mutex::new(State::new(journal, records)),
+        };
+        run.all()
+    });
+    match result {
+        Ok(records) => {
+            (settings.progress)(Progress::Syncing);
+            gguf.unchanged()?;
+            let manifest = manifest(plan, gguf, settings, &small, &shards, &records, output.earlier.as_ref());
+            for (name, bytes) in &small {
+                output.small_file(name, bytes)?;
+            }
+            output.finish(&manifest)?;
+            Ok(Outcome { manifest, written: total - done, resumed: done })
+        }
+        // What the source or the room forbids will fail again: leave nothing behind.
+        Err(e @ (Error::Source(..) | Error::Output(..))) if fresh => {
+            output.discard();
+            Err(e)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// The shards of the ranks asked for.
+fn select<'p>(plan: &'p Plan, ranks: Option<&[u64]>) -> Result<Vec<&'p ShardPlan>> {
+    let world = plan.options.tp * plan.options.pp;
+    let Some(ranks) = ranks else { return Ok(plan.shards.iter().collect()) };
+    if let Some(rank) = ranks.iter().find(|r| **r >= world) {
+        return Err(Error::request("--ranks", format!("rank {rank} of {world}; the last is {}", world - 1)));
+    }
+    Ok(plan.shards.iter().filter(|s| ranks.contains(&(s.pp * plan.options.tp + s.tp))).collect())
+}
+
+/// Everything the workers share.
+struct Run<'a> {
+    plan: &'a Plan,
+    gguf: &'a Gguf,
+    settings: &'a Settings<'a>,
+    shards: &'a [&'a ShardPlan],
+    files: Vec<ShardFile>,
+    state: Mutex<State>,
+}
+
+struct State {
+    journal: Journal,
+    records: Records,
+    /// Written, not yet synced.
+    pending: Vec<(usize, u64, Record)>,
+    pending_bytes: u64,
+    last: Instant,
+}
+
+impl State {
+    fn new(journal: Journal, records: Records) -> State {
+        State { journal, records, pending: Vec::new(), pending_bytes: 0, last: Instant::now() }
+    }
+}
+
+impl Run<'_> {
+    /// Runs every leaf that is not there yet.
+    fn all(self) -> Result<Records> {
+        let jobs = self.jobs();
+        let threads = workers::count(self.settings.threads, self.settings.memory);
+        let evaluator = Evaluator {
+            plan: self.plan,
+            gguf: self.gguf,
+            decoder: self.settings.decoder,
+            allow_nonfinite: self.settings.allow_nonfinite,
+        };
+        let stop = self.settings.stop;
+        let result = workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer));
+        // Keep what is done, also when the run failed: the same command goes on from there.
+        let synced = self.checkpoint(true);
+        let stopped = self.settings.stop.load(Ordering::Relaxed);
+        let state = self.state.into_inner().unwrap_or_else(|e| e.into_inner());
+        result.and(synced)?;
+        if stopped {
+            return Err(Error::Interrupted("stopped; the same command goes on where it left off".into()));
+        }
+        Ok(state.records)
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        // A panic elsewhere leaves plain data behind; it is reported by the pool.
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Leaves still to do, in the order of their source.
+    fn jobs(&self) -> Vec<Job> {
+        let state = self.state();
+        let mut jobs = Vec::new();
+        for (shard, plan) in self.shards.iter().enumerate() {
+            for leaf in 0..hash::leaves(plan.bytes) {
+                if !state.records.contains_key(&(plan.name.clone(), leaf)) {
+                    jobs.push(Job { shard, leaf });
+                }
+            }
+        }
+        jobs.sort_by_cached_key(|j| (source_order(self.gguf, self.shards[j.shard], j.leaf), j.shard, j.leaf));
+        jobs
+    }
+
+    fn one(&self, evaluator: &Evaluator, job: &Job, buffer: &mut Vec<u8>) -> Result<()> {
+        let shard = self.shards[job.shard];
+        let findings = evaluator.leaf(shard, job.leaf, buffer)?;
+        let hash = hash::leaf(buffer, job.leaf, shard.bytes);
+        self.files[job.shard].write(buffer, job.leaf * LEAF)?;
+        let bytes = buffer.len() as u64;
+        let due = {
+            let mut state = self.state();
+            state.pending.push((job.shard, job.leaf, Record { hash, nonfinite: findings.nonfinite }));
+            state.pending_bytes += bytes;
+            state.pending_bytes >= CHECKPOINT_BYTES || state.last.elapsed() >= CHECKPOINT_TIME
+        };
+        if due {
+            self.checkpoint(false)?;
+        }
+        (self.settings.progress)(Progress::Wrote(bytes));
+        Ok(())
+    }
+
+    /// Syncs what is written, then says so in the journal. The other workers go on meanwhile.
+    fn checkpoint(&self, last: bool) -> Result<()> {
+        let pending = {
+            let mut state = self.state();
+            state.pending_bytes = 0;
+            state.last = Instant::now();
+            std::mem::take(&mut state.pending)
+        };
+        let mut touched: Vec<usize> = pending.iter().map(|(shard, ..)| *shard).collect();
+        if last {
+            touched = (0..self.files.len()).collect();
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        for shard in touched {
+            self.files[shard].sync()?;
+        }
+        let named: Vec<_> = pending
+            .into_iter()
+            .map(|(shard, leaf, record)| (self.shards[shard].name.clone(), leaf, record))
+            .collect();
+        let mut state = self.state();
+        state.journal.append(&named)?;
+        state.records.extend(named.into_iter().map(|(name, leaf, record)| ((name, leaf), record)));
+        Ok(())
+    }
+}
+
+/// The files beside the shards.
+fn small_files(plan: &Plan, settings: &Settings) -> Vec<(String, Vec<u8>)> {
+    let mut files = settings.files.clone();
+    if plan.options.layout == Layout::Hf && plan.shards.len() > 1 {
+        let mut map = serde_json::Map::new();
+        let mut tensors: Vec<_> =
+            plan.shards.iter().flat_map(|s| s.tensors.iter().map(move |t| (&t.name, &s.name))).collect();
+        tensors.sort();
+        for (tensor, file) in tensors {
+            map.insert(tensor.clone(), file.clone().into());
+        }
+        let total: u64 = plan.shards.iter().flat_map(|s| &s.tensors).map(|t| t.bytes).sum();
+        let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });
+        files.push((INDEX.into(), format!("{index:#}\n").into_bytes()));
+    }
+    files.sort();
+    files
+}
+
+/// The manifest of a finished run, together with ranks written before.
+fn manifest(
+    plan: &Plan,
+    gguf: &Gguf,
+    settings: &Settings,
+    small: &[(String, Vec<u8>)],
+    shards: &[&ShardPlan],
+    records: &Records,
+    earlier: Option<&Manifest>,
+) -> Manifest {
+    let o = &plan.options;
+    let mut all: Vec<_> = shards.iter().map(|s| shard_record(s, records)).collect();
+    all.extend(earlier.into_iter().flat_map(|m| m.shards.clone()));
+    let place = |file: &str| plan.shards.iter().position(|s| s.name == file);
+    all.sort_by_key(|s| place(&s.file));
+    let files = small.iter().map(|(file, bytes)| manifest::SmallFile {
+        file: file.clone(),
+        bytes: bytes.len() as u64,
+        blake3: blake3::hash(bytes).to_hex().to_string(),
+    });
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Manifest {
+        schema: manifest::SCHEMA,
+        tool: format!("preshard {}", env!("CARGO_PKG_VERSION")),
+        plan: hash::to_hex(&plan.hash),
+        sources: gguf
+            .files()
+            .iter()
+            .map(|f| manifest::Source {
+                file: name(&f.path),
+                bytes: f.size,
+                header_blake3: hash::to_hex(&f.header_hash),
+            })
+            .collect(),
+        model: manifest::Model {
+            architecture: plan.architecture.clone(),
+            class: settings.class.clone(),
+            layout: plan.layout.clone(),
+            layers: plan.model.symbols.trunk,
+            vocab: plan.vocab[0],
+            vocab_padded: plan.vocab[1],
+            experts: plan.model.symbols.experts,
+        },
+        policy: manifest::Policy {
+            tp: o.tp,
+            pp: o.pp,
+            ep: o.ep,
+            stages: plan.stages.clone(),
+            layout: o.layout.name().into(),
+            max_file_size: o.max_file_size,
+            weights: o.weights.name().into(),
+            indexer: o.indexer.name().into(),
+            mtp: o.mtp.name().into(),
+            misaligned: o.misaligned.name().into(),
+            mixed: o.mixed.name().into(),
+        },
+        shards: all,
+        files: files.collect(),
+        dropped: plan
+            .dropped()
+            .into_iter()
+            .map(|d| manifest::Dropped {
+                tensor: gguf.tensors()[d.tensor].name.clone(),
+                reason: d.reason.clone(),
+            })
+            .collect(),
+    }
+}
+
+fn shard_record(shard: &ShardPlan, records: &Records) -> manifest::Shard {
+    let records: Vec<&Record> =
+        (0..hash::leaves(shard.bytes)).filter_map(|l| records.get(&(shard.name.clone(), l))).collect();
+    let leaves: Vec<[u8; 32]> = records.iter().map(|r| r.hash).collect();
+    let mut nonfinite = vec![0; shard.tensors.len()];
+    for (tensor, n) in records.iter().flat_map(|r| &r.nonfinite) {
+        if let Some(sum) = nonfinite.get_mut(*tensor) {
+            *sum += n;
+        }
+    }
+    let tensor = |(t, nonfinite): (&TensorPlan, u64)| manifest::Tensor {
+        name: t.name.clone(),
+        dtype: t.dtype.into(),
+        shape: t.shape.clone(),
+        offset: t.offset,
+        bytes: t.bytes,
+        logical: t.logical.clone(),
+        members: t.members.clone(),
+        decoded: t.decoded.clone(),
+        nonfinite,
+        aliases: t.aliases.clone(),
+    };
+    manifest::Shard {
+        file: shard.name.clone(),
+        part: if shard.part == Part::Mtp { "mtp" } else { "model" }.into(),
+        pp: shard.pp,
+        tp: shard.tp,
+        bytes: shard.bytes,
+        data_start: shard.header.len() as u64,
+        blake3: hash::to_hex(&hash::fold(&leaves, shard.bytes)),
+        leaves: leaves.iter().map(hash::to_hex).collect(),
+        experts: shard.experts.clone().collect(),
+        vocab_rows: shard.vocab_rows.as_ref().map(|r| [r.start, r.end]),
+        tensors: shard.tensors.iter().zip(nonfinite).map(tensor).collect(),
+    }
+}

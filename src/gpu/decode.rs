@@ -1,0 +1,346 @@
+//! Decoding of ggml blocks in device memory (`kernels/decode_*.cu`): the same bits as
+//! [`GgmlType::decode`] on the CPU.
+//!
+//! The kernels of a family are compiled by the driver when a type of it is first decoded. [`Decoder`]
+//! works on device memory; [`super::batch`] takes and gives host memory.
+
+use super::{Arg, Device, Kernel, Module, Stream};
+use crate::error::{Error, Result};
+use crate::quant::{Float, GgmlType};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// A file of kernels: its name, its PTX, the types it decodes.
+struct Family {
+    name: &'static str,
+    ptx: &'static str,
+    types: &'static [&'static str],
+}
+
+macro_rules! family {
+    ($name:literal $($ty:literal)*) => {
+        Family {
+            name: $name,
+            ptx: include_str!(concat!("../../kernels/decode_", $name, ".ptx")),
+            types: &[$($ty),*],
+        }
+    };
+}
+
+/// The families of src/quant; the integers have no decoder.
+static FAMILIES: [Family; 7] = [
+    family!("float" "f32" "f16" "bf16" "f64"),
+    family!("legacy" "q4_0" "q4_1" "q5_0" "q5_1" "q8_0"),
+    family!("kquants" "q2_K" "q3_K" "q4_K" "q5_K" "q6_K"),
+    family!("iquants" "iq1_s" "iq1_m" "iq2_xxs" "iq2_xs" "iq2_s" "iq3_xxs" "iq3_s" "iq4_nl" "iq4_xs"),
+    family!("ternary" "tq1_0" "tq2_0"),
+    family!("microscale" "mxfp4" "nvfp4"),
+    family!("lowbit" "q1_0" "q2_0"),
+];
+static TRANSPOSE: Family = family!("transpose");
+
+/// Warps of one thread block, as WARPS in kernels/decode.cuh.
+const WARPS: u32 = 8;
+/// Elements of one step of a warp, as STEP in kernels/decode.cuh.
+const STEP: u64 = 256;
+
+/// The same range of elements of each of several rows of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Number of rows.
+    pub rows: u64,
+    /// From one row of blocks to the next, in bytes: a multiple of the block's.
+    pub row_bytes: u64,
+    /// First wanted element of each row; it may lie inside a block.
+    pub first: u64,
+    /// Wanted elements of each row.
+    pub count: u64,
+    /// From one row of the result to the next, in elements.
+    pub stride: u64,
+}
+
+impl Part {
+    /// Everything in `blocks` blocks that follow each other.
+    pub fn whole(ty: &GgmlType, blocks: u64) -> Part {
+        let count = blocks * ty.block;
+        Part { rows: 1, row_bytes: blocks * ty.bytes, first: 0, count, stride: count }
+    }
+
+    /// Blocks of a row that hold wanted elements.
+    pub(super) fn blocks(&self, ty: &GgmlType) -> u64 {
+        (self.first % ty.block + self.count).div_ceil(ty.block)
+    }
+
+    /// Whether it lies inside its rows, which are whole blocks.
+    pub(super) fn fits(&self, ty: &GgmlType) -> bool {
+        self.row_bytes.is_multiple_of(ty.bytes)
+            && self
+                .first
+                .checked_add(self.count)
+                .is_some_and(|end| end <= self.row_bytes / ty.bytes * ty.block)
+            && (self.rows <= 1 || self.stride >= self.count)
+    }
+}
+
+/// The sizes of one MLA `kv_b_proj`: `heads` times (`nope` rows from `attn_k_b`, then `v` rows from
+/// `attn_v_b`) of `kl` columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvB {
+    /// Heads, all of them or a rank's.
+    pub heads: u64,
+    /// Rows of a head's key part (qk_nope_head_dim).
+    pub nope: u64,
+    /// Rows of a head's value part (v_head_dim).
+    pub v: u64,
+    /// Columns (kv_lora_rank).
+    pub kl: u64,
+}
+
+/// The decoding kernels of one GPU. Usable from any thread.
+pub struct Decoder {
+    device: Device,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<&'static str, Module>,
+    kernels: HashMap<String, Kernel>,
+}
+
+impl Decoder {
+    /// Compiles nothing yet.
+    pub fn new(device: &Device) -> Decoder {
+        Decoder { device: device.clone(), loaded: Mutex::default() }
+    }
+
+    /// The GPU it works on.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Where the address of a block of `ty` in device memory must be a multiple of: the largest power
+    /// of two, at most 16, that divides its bytes (`block_align` in kernels/decode.cuh).
+    pub fn alignment(ty: &GgmlType) -> u64 {
+        1 << ty.bytes.trailing_zeros().min(4)
+    }
+
+    /// Queues decoding of `part` of the rows of `ty` at the device address `src` to `to` at `dst`.
+    ///
+    /// The fastest writes need `dst` and rows of the result at multiples of 16 bytes (of 32 for f32) and
+    /// `part.first` at a multiple of 8; anything else gives the same result.
+    ///
+    /// # Panics
+    /// When `ty` is an integer or activation type, `part` does not lie inside its rows, or an address
+    /// is not aligned: `src` as [`Decoder::alignment`] says, `dst` to an element.
+    ///
+    /// # Safety
+    /// `src` must be device memory of this GPU that holds the rows once the stream gets here, unchanged
+    /// until it has passed; `dst` must be writable device memory for the result, apart from `src`.
+    pub unsafe fn decode(
+        &self,
+        ty: &GgmlType,
+        to: Float,
+        src: u64,
+        dst: u64,
+        part: &Part,
+        stream: &Stream,
+    ) -> Result<()> {
+        assert!(part.fits(ty), "{}: {part:?}", ty.name);
+        assert!(
+            src.is_multiple_of(Self::alignment(ty)) && dst.is_multiple_of(to.size() as u64),
+            "{}",
+            ty.name
+        );
+        if part.rows == 0 || part.count == 0 {
+            return Ok(());
+        }
+        let mut part = *part;
+        let row = part.row_bytes / ty.bytes * ty.block;
+        if part.count == row && part.stride == row {
+            let blocks = part.rows * (part.row_bytes / ty.bytes);
+            part = Part::whole(ty, blocks);
+        }
+        let (blocks, skip) = (part.blocks(ty), part.first % ty.block);
+        // The tile of a warp, as `decode` in kernels/decode.cuh computes it.
+        let tile = STEP * if STEP * ty.bytes / ty.block <= 1024 { 4 } else { 2 };
+        let tiles = blocks.div_ceil(tile / ty.block);
+        let total = part.rows.checked_mul(tiles).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
+            Error::device(
+                &self.device,
+                format!("{} rows of {} elements are too many for one launch", part.rows, part.count),
+            )
+        })?;
+        let size = to.size() as u64;
+        let vector = dst.is_multiple_of(16)
+            && skip.is_multiple_of(8)
+            && (part.rows == 1 || (part.stride * size).is_multiple_of(16));
+        let args = [
+            Arg::U64(src + part.first / ty.block * ty.bytes),
+            Arg::U64(dst),
+            Arg::U64(part.row_bytes),
+            Arg::U64(blocks),
+            Arg::U64(skip),
+            Arg::U64(part.count),
+            Arg::U64(part.stride),
+            Arg::U32(tiles as u32),
+            Arg::U32(total),
+            Arg::U32(vector.into()),
+        ];
+        let kernel = self.kernel(family(ty), &format!("decode_{}_{}", ty.name, to.name().to_lowercase()))?;
+        // SAFETY: the arguments are those of DECODE_ENTRY; the caller vouches for the memory, and `fits`
+        // keeps the kernel inside it.
+        unsafe { kernel.launch(stream, total.div_ceil(WARPS), WARPS * 32, 0, &args) }
+    }
+
+    /// Queues the assembly of `kv_b_proj` at `dst` from the packed k_b (llama.cpp's
+    /// `[heads][kl][nope]`, transposed per head) and v_b (`[heads][v][kl]`). `scratch` takes the
+    /// decoded k_b: `heads * kl * nope` elements of `to`.
+    ///
+    /// # Panics
+    /// When a row of either tensor is no whole number of blocks, or as [`Decoder::decode`].
+    ///
+    /// # Safety
+    /// As [`Decoder::decode`], for both tensors and for `scratch`.
+    #[allow(clippy::too_many_arguments)]
+    pub unsafe fn kv_b(
+        &self,
+        (k_ty, k): (&GgmlType, u64),
+        (v_ty, v): (&GgmlType, u64),
+        shape: KvB,
+        to: Float,
+        scratch: u64,
+        dst: u64,
+        stream: &Stream,
+    ) -> Result<()> {
+        let KvB { heads, nope, v: v_rows, kl } = shape;
+        assert!(nope.is_multiple_of(k_ty.block) && kl.is_multiple_of(v_ty.block), "{shape:?}");
+        let head = (nope + v_rows) * kl;
+        let k_part = Part::whole(k_ty, heads * kl * (nope / k_ty.block));
+        let v_part = Part {
+            rows: heads,
+            row_bytes: v_rows * (kl / v_ty.block) * v_ty.bytes,
+            first: 0,
+            count: v_rows * kl,
+            stride: head,
+        };
+        let size = to.size() as u64;
+        // SAFETY: the caller vouches for the memory; `dst` holds `heads * head` elements.
+        unsafe {
+            self.decode(k_ty, to, k, scratch, &k_part, stream)?;
+            self.transpose(to, scratch, dst, heads, (kl, nope), (head, kl), stream)?;
+            self.decode(v_ty, to, v, dst + nope * kl * size, &v_part, stream)
+        }
+    }
+
+    /// Queues the transposition of `batch` matrices of `rows` x `cols` elements of `to` that follow each
+    /// other at `src`. In the result matrices are `dst_batch` and rows `dst_stride` elements apart.
+    ///
+    /// # Safety
+    /// As [`Decoder::decode`].
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn transpose(
+        &self,
+        to: Float,
+        src: u64,
+        dst: u64,
+        batch: u64,
+        (rows, cols): (u64, u64),
+        (dst_batch, dst_stride): (u64, u64),
+        stream: &Stream,
+    ) -> Result<()> {
+        let tiles = rows.div_ceil(32).checked_mul(cols.div_ceil(32)).and_then(|n| n.checked_mul(batch));
+        let (Some(Ok(blocks)), Ok(rows), Ok(cols)) =
+            (tiles.map(i32::try_from), u32::try_from(rows), u32::try_from(cols))
+        else {
+            let detail = format!("{batch} matrices of {rows} x {cols} are too many to transpose at once");
+            return Err(Error::device(&self.device, detail));
+        };
+        if blocks == 0 {
+            return Ok(());
+        }
+        let kernel = self.kernel(&TRANSPOSE, &format!("transpose_{}", to.size() * 8))?;
+        let args = [
+            Arg::U64(src),
+            Arg::U64(dst),
+            Arg::U32(rows),
+            Arg::U32(cols),
+            Arg::U64(dst_batch),
+            Arg::U64(dst_stride),
+        ];
+        // SAFETY: the arguments are those of kernels/decode_transpose.cu; the caller vouches for the
+        // memory.
+        unsafe { kernel.launch(stream, blocks as u32, 256, 0, &args) }
+    }
+
+    fn kernel(&self, family: &'static Family, name: &str) -> Result<Kernel> {
+        // What is loaded is whole at every moment, so a panic elsewhere harms nothing.
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = loaded.kernels.get(name) {
+            return Ok(kernel.clone());
+        }
+        let module = match loaded.modules.get(family.name) {
+            Some(module) => module.clone(),
+            None => self.device.module(family.name, family.ptx)?,
+        };
+        loaded.modules.insert(family.name, module.clone());
+        let kernel = module.kernel(name)?;
+        loaded.kernels.insert(name.to_owned(), kernel.clone());
+        Ok(kernel)
+    }
+}
+
+/// # Panics
+/// When `ty` has no decoder.
+fn family(ty: &GgmlType) -> &'static Family {
+    match FAMILIES.iter().find(|f| f.types.contains(&ty.name)) {
+        Some(family) => family,
+        None => panic!("{} has no decoder", ty.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::TYPES;
+
+    #[test]
+    fn every_decodable_type_has_its_three_kernels() {
+        for ty in TYPES.iter().filter(|t| t.is_float() || t.is_quantised()) {
+            for to in Float::ALL {
+                let entry = format!(".entry decode_{}_{}(", ty.name, to.name().to_lowercase());
+                assert!(family(ty).ptx.contains(&entry), "{entry}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernels_use_the_grids_of_the_decoders() {
+        let numbers = |text: &str, end: &str| {
+            let table = text.split(end).next().unwrap_or_default();
+            table.split("0x").skip(1).map(|n| n[..4].to_owned()).collect::<Vec<_>>()
+        };
+        let header = include_str!("../../kernels/grids.cuh");
+        let source = include_str!("../quant/grids.rs");
+        for name in ["IQ1", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"] {
+            let at = source.split(&format!("const {name}_PACKED: ")).nth(1).expect(name);
+            let here = header.split(&format!("short {name}[")).nth(1).expect(name);
+            let (there, here) = (numbers(at, "];"), numbers(here, "};"));
+            assert!(there.len() >= 256 && there == here, "{name}: run scripts/emit_grids.py");
+        }
+    }
+
+    #[test]
+    fn a_part_must_lie_inside_its_rows() {
+        let q4_k = crate::quant::by_id(12).unwrap();
+        let part = Part { rows: 2, row_bytes: 288, first: 100, count: 300, stride: 300 };
+        assert!(part.fits(q4_k));
+        assert_eq!(part.blocks(q4_k), 2);
+        assert!(!Part { count: 413, stride: 413, ..part }.fits(q4_k));
+        assert!(!Part { stride: 299, ..part }.fits(q4_k));
+        assert!(!Part { row_bytes: 290, ..part }.fits(q4_k));
+        assert!(!Part { first: u64::MAX, ..part }.fits(q4_k));
+        assert_eq!(Part { first: 250, count: 6, ..part }.blocks(q4_k), 1);
+        assert_eq!(Part { first: 250, count: 7, ..part }.blocks(q4_k), 2);
+    }
+}
