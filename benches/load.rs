@@ -9,7 +9,7 @@
 //! Prints GB/s (10^9 bytes per second), the median of the runs. A run counts from the call to its
 //! return: page-locked and device allocations, copies, and the comparison of all hashes.
 
-#[path = "../tests/support/directory.rs"]
+#[path = "../tests/common/directory.rs"]
 mod directory;
 
 use preshard::gpu::Device;

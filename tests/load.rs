@@ -1,6 +1,6 @@
 //! The loader's promise: every byte as converted, or a refusal that names the file and the place.
 
-#[path = "support/directory.rs"]
+#[path = "common/directory.rs"]
 mod directory;
 
 use directory::Spec;

@@ -14,6 +14,7 @@ use crate::gpu::blake3::{LeafHasher, VALUE};
 use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::manifest::{self, LEAF};
 use std::collections::VecDeque;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Mutex, MutexGuard};
@@ -52,6 +53,33 @@ impl Loaded {
     /// What the load did.
     pub fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// Reads the device memory back and compares it with the file of `shard`, byte by byte.
+    pub fn compare_with(&self, shard: &Shard) -> Result<()> {
+        let mut ours = vec![0; LEAF as usize];
+        let mut theirs = vec![0; LEAF as usize];
+        for begin in (0..self.memory.len()).step_by(LEAF as usize) {
+            let len = (self.memory.len() - begin).min(LEAF as usize);
+            self.memory.read(begin, &mut ours[..len])?;
+            shard
+                .file()
+                .read_exact_at(&mut theirs[..len], begin as u64)
+                .map_err(|e| Error::io(shard.path(), "read", e))?;
+            if let Some(at) = (0..len).find(|&i| ours[i] != theirs[i]) {
+                return Err(Error::shards(
+                    shard.path().display(),
+                    format!(
+                        "byte {} is {:#04x} in the file and {:#04x} on {}: the memory or the file is damaged",
+                        begin + at,
+                        theirs[at],
+                        ours[at],
+                        self.memory.device()
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
