@@ -2,18 +2,21 @@
 //!
 //!   --dir DIR     the converted directory; made of random bytes when it has no manifest
 //!   --gib N       how large to make it, by default 12
-//!   --runs N      timed runs of each configuration after one that is not timed, by default 5
-//!   --sweep       every method, chunk and thread count instead of the defaults only
+//!   --runs N      timed runs of each configuration, by default 5
+//!   --sweep       methods, chunks and thread counts instead of the defaults
 //!   --cold        drop the file from the page cache before each run, against bare direct reads
 //!
 //! Prints GB/s (10^9 bytes per second), the median of the runs. A run counts from the call to its
-//! return: page-locked and device allocations, copies, and the comparison of all hashes.
+//! return: device memory, streams, threads, copies, and the comparison of all hashes. The first
+//! load of the process, which also locks the ring's host memory, is printed by itself.
 
 #[path = "../tests/common/directory.rs"]
 mod directory;
 
 use preshard::gpu::Device;
-use preshard::load::{Directory, Method, Options, Shard};
+use preshard::gpu::blake3::LeafHasher;
+use preshard::load::{Directory, Method, Options, Shard, Stats};
+use preshard::manifest::LEAF;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -113,31 +116,36 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
             }
         }
     }
+    let peak = Peak::watch();
+    let first = shard.load(device, &default).unwrap().stats().clone();
+    println!("first load of the process: {:.2} GB/s", rate(&first));
     let mut limits = Vec::new();
     let mut rates = vec![Vec::new(); configurations.len()];
     let mut last = Vec::new();
-    let peak = Peak::watch();
-    for run in 0..=args.runs {
+    for _ in 0..args.runs {
         limits.push(device.pinned_copy_rate().unwrap() / 1e9);
         last.clear();
-        for (i, (_, options)) in configurations.iter().enumerate() {
-            let stats = shard.load(device, options).unwrap().stats().clone();
-            if run > 0 {
-                rates[i].push(stats.bytes as f64 / stats.seconds / 1e9);
-            }
-            last.push(stats);
+        for ((_, options), rates) in configurations.iter().zip(&mut rates) {
+            let loaded = shard.load(device, options).unwrap();
+            rates.push(rate(loaded.stats()));
+            last.push(loaded.stats().clone());
         }
     }
-    let start = Instant::now();
-    drop(device.alloc(shard.entry().bytes as usize).unwrap());
-    println!("device allocation and free: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     println!(
         "host memory: {} MiB anonymous at most, page-locked {} MiB",
         peak.stop() >> 20,
         last[0].pinned >> 20
     );
+    for threads in [8, 16] {
+        println!("page cache to memory, {threads} threads, no GPU: {:.1} GB/s", reads(shard, threads, false));
+    }
+    println!("BLAKE3 on the GPU: {:.0} GB/s", hash_rate(device, shard));
     let limit = median(&mut limits);
-    println!("pinned copy, the link's limit: {limit:.1} GB/s");
+    println!(
+        "pinned copy, the link's limit: {limit:.1} GB/s ({:.1}..{:.1})",
+        limits[0],
+        limits[limits.len() - 1]
+    );
     for (((name, _), mut rates), stats) in configurations.into_iter().zip(rates).zip(last) {
         let rate = median(&mut rates);
         println!(
@@ -152,6 +160,28 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
     }
 }
 
+fn rate(stats: &Stats) -> f64 {
+    stats.bytes as f64 / stats.seconds / 1e9
+}
+
+/// GB/s of the hashing kernels alone, on a loaded shard.
+fn hash_rate(device: &Device, shard: &Shard) -> f64 {
+    let loaded = shard.load(device, &Options { verify: false, ..Options::default() }).unwrap();
+    let bytes = loaded.stats().bytes;
+    let leaves = bytes.div_ceil(LEAF);
+    let hasher = LeafHasher::new(device).unwrap();
+    let stream = device.stream().unwrap();
+    let values = device.alloc(leaves as usize * 32).unwrap();
+    let (start, end) = (device.event(true).unwrap(), device.event(true).unwrap());
+    for event in [&start, &end] {
+        // SAFETY: the shard and a place for each leaf's value lie on the device until the end.
+        unsafe { hasher.queue(&stream, loaded.memory().ptr(), bytes, 0, leaves, values.ptr()).unwrap() };
+        stream.record(event).unwrap(); // the first pass warms up
+    }
+    stream.synchronize().unwrap();
+    bytes as f64 / end.seconds_since(&start).unwrap() / 1e9
+}
+
 fn cold(args: &Args, device: &Device, shard: &Shard) {
     let file = std::fs::File::open(shard.path()).unwrap();
     file.sync_all().unwrap();
@@ -159,12 +189,12 @@ fn cold(args: &Args, device: &Device, shard: &Shard) {
     let (mut bare, mut ours, mut buffered) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.runs {
         evict();
-        bare.push(direct_reads(shard, 16));
+        bare.push(reads(shard, 16, true));
         for (method, rates) in [(Method::Auto, &mut ours), (Method::Buffered, &mut buffered)] {
             evict();
             let loaded = shard.load(device, &Options { method, ..Options::default() }).unwrap();
             let stats = loaded.stats();
-            rates.push(stats.bytes as f64 / stats.seconds / 1e9);
+            rates.push(rate(stats));
             if method == Method::Auto {
                 println!(
                     "read past the page cache: {:.3} of the file",
@@ -180,12 +210,12 @@ fn cold(args: &Args, device: &Device, shard: &Shard) {
     );
 }
 
-/// GB/s of direct reads alone, to nowhere.
-fn direct_reads(shard: &Shard, threads: usize) -> f64 {
+/// GB/s of reads alone, past the page cache when `direct`, into buffers that nobody looks at.
+fn reads(shard: &Shard, threads: usize, direct: bool) -> f64 {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
     const CHUNK: u64 = 2 << 20;
-    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    let file = std::fs::File::options().read(true).custom_flags(direct).open(shard.path()).unwrap();
+    let flags = if direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
+    let file = std::fs::File::options().read(true).custom_flags(flags).open(shard.path()).unwrap();
     let bytes = shard.entry().bytes;
     let next = AtomicU64::new(0);
     let start = Instant::now();
