@@ -89,7 +89,7 @@ pub fn blocks(name: &str, ty: u32, elements: u64) -> Vec<u8> {
         }
         if ty == NVFP4 {
             // The scale byte 0x7f is NaN, the sign bit is not used.
-            block[..4].iter_mut().for_each(|s| *s = *s % 0x7e);
+            block[..4].iter_mut().for_each(|s| *s %= 0x7e);
         }
     }
     out
@@ -146,6 +146,8 @@ pub const LLAMA: Gqa = Gqa {
 pub const QWEN2: Gqa = Gqa { arch: "qwen2", biases: true, tied: true, ..LLAMA };
 /// Qwen3Moe: 4 experts, norms of heads.
 pub const QWEN3MOE: Gqa = Gqa { arch: "qwen3moe", experts: 4, head_norms: true, ..LLAMA };
+/// Qwen3: norms of heads.
+pub const QWEN3: Gqa = Gqa { arch: "qwen3", head_norms: true, ..LLAMA };
 /// Mixtral.
 pub const MIXTRAL: Gqa = Gqa { experts: 4, ..LLAMA };
 
@@ -246,7 +248,9 @@ pub struct Mla {
     pub kv_lora: u64,
     pub experts: u64,
     pub vocab: u64,
-    pub indexer: bool,
+    /// Heads of the indexer, each of `index_dim`; 0: none.
+    pub index_heads: u64,
+    pub index_dim: u64,
     /// `attn_kv_b` whole instead of its two halves.
     pub legacy: bool,
 }
@@ -268,12 +272,13 @@ pub const GLM: Mla = Mla {
     kv_lora: 256,
     experts: 4,
     vocab: 300,
-    indexer: true,
+    index_heads: 2,
+    index_dim: 64,
     legacy: false,
 };
 
 /// DeepSeek-V3's.
-pub const DEEPSEEK: Mla = Mla { arch: "deepseek2", mtp: 0, indexer: false, ..GLM };
+pub const DEEPSEEK: Mla = Mla { arch: "deepseek2", mtp: 0, index_heads: 0, ..GLM };
 
 impl Mla {
     /// Every tensor: name and shape, fastest dimension first.
@@ -305,12 +310,12 @@ impl Mla {
                 add("attn_v_b.weight", &[kl, self.v, n]);
             }
             add("attn_output.weight", &[n * self.v, h]);
-            if self.indexer {
-                add("indexer.attn_q_b.weight", &[self.q_lora, 128]);
-                add("indexer.attn_k.weight", &[h, 64]);
-                add("indexer.k_norm.weight", &[64]);
-                add("indexer.k_norm.bias", &[64]);
-                add("indexer.proj.weight", &[h, 2]);
+            if self.index_heads > 0 {
+                add("indexer.attn_q_b.weight", &[self.q_lora, self.index_heads * self.index_dim]);
+                add("indexer.attn_k.weight", &[h, self.index_dim]);
+                add("indexer.k_norm.weight", &[self.index_dim]);
+                add("indexer.k_norm.bias", &[self.index_dim]);
+                add("indexer.proj.weight", &[h, self.index_heads]);
             }
             if l == 0 {
                 add("ffn_gate.weight", &[h, self.inter]);
@@ -378,10 +383,10 @@ impl Mla {
         if self.mtp > 0 {
             builder = builder.kv(key("nextn_predict_layers"), self.mtp as u32);
         }
-        if self.indexer {
+        if self.index_heads > 0 {
             builder = builder
-                .kv(key("attention.indexer.head_count"), 2u32)
-                .kv(key("attention.indexer.key_length"), 64u32)
+                .kv(key("attention.indexer.head_count"), self.index_heads as u32)
+                .kv(key("attention.indexer.key_length"), self.index_dim as u32)
                 .kv(key("attention.indexer.top_k"), 8u32);
         }
         builder
