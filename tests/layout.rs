@@ -60,7 +60,12 @@ fn headers_are_padded_tensors_aligned_and_nothing_lies_between() {
             for t in &shard.tensors {
                 let stored = get(&tensors, &t.name);
                 assert_eq!((&stored.dtype, &stored.shape), (&t.dtype, &t.shape), "{}", t.name);
-                assert_eq!(stored.bytes, bytes[t.offset as usize..(t.offset + t.bytes) as usize], "{}", t.name);
+                assert_eq!(
+                    stored.bytes,
+                    bytes[t.offset as usize..(t.offset + t.bytes) as usize],
+                    "{}",
+                    t.name
+                );
             }
         }
     }
@@ -73,7 +78,8 @@ fn b3sums_and_the_manifest_agree_with_the_files() {
         let sums = std::fs::read_to_string(c.out().join("B3SUMS")).unwrap();
         let mut listed = BTreeSet::new();
         for line in sums.lines() {
-            let (hash, file) = line.split_once("  ").expect("hash, two spaces, name: what b3sum --check reads");
+            let (hash, file) =
+                line.split_once("  ").expect("hash, two spaces, name: what b3sum --check reads");
             let bytes = std::fs::read(c.out().join(file)).unwrap();
             assert_eq!(blake3::hash(&bytes).to_hex().as_str(), hash, "{file}");
             listed.insert(file.to_owned());
@@ -82,8 +88,10 @@ fn b3sums_and_the_manifest_agree_with_the_files() {
         for shard in &c.manifest.shards {
             assert!(sums.contains(&format!("{}  {}\n", shard.blake3, shard.file)));
         }
-        let mut found: Vec<_> =
-            std::fs::read_dir(c.out()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let mut found: Vec<_> = std::fs::read_dir(c.out())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         found.retain(|f| !listed.contains(f));
         found.sort();
         assert_eq!(found, ["B3SUMS", "preshard.json"], "nothing else is left in the directory");
@@ -195,7 +203,12 @@ fn names_and_shapes_are_those_of_vllm_deepseek_v3_and_its_draft() {
     let dims = Mla { arch: DEEPSEEK.arch, mtp: 0, index_heads: 0, ..DUMPED_MLA };
     let model = dims.build(&|_| BF16);
     as_dumped(&converted(&model, bf16(2)), "dsv3_tp2", "DeepseekV3ForCausalLM", SAME);
-    as_dumped(&converted(&model, Options { ep: true, ..bf16(2) }), "dsv3_tp2ep", "DeepseekV3ForCausalLM", SAME);
+    as_dumped(
+        &converted(&model, Options { ep: true, ..bf16(2) }),
+        "dsv3_tp2ep",
+        "DeepseekV3ForCausalLM",
+        SAME,
+    );
     let c = converted(&Mla { mtp: 1, ..dims }.build(&|_| BF16), bf16(2));
     as_dumped(&c, "dsv3_mtp_tp2", "DeepSeekMTP", DRAFT);
     as_dumped(&c, "dsv3_mtp_tp2", "DeepseekV3ForCausalLM", SAME);
@@ -245,7 +258,9 @@ fn pipeline_stages_hold_the_model_once() {
         assert_eq!(cut.manifest.policy.stages, [0, 2, 3]);
         for t in 0..tp {
             let mut joined = cut.file(&format!("model-pp-0-tp-{t}-part-0.safetensors"));
-            assert!(joined.contains_key("model.embed_tokens.weight") && !joined.contains_key("lm_head.weight"));
+            assert!(
+                joined.contains_key("model.embed_tokens.weight") && !joined.contains_key("lm_head.weight")
+            );
             let last = cut.file(&format!("model-pp-1-tp-{t}-part-0.safetensors"));
             assert!(last.contains_key("model.norm.weight") && last.contains_key("lm_head.weight"));
             let (a, b) = (joined.len(), last.len());
@@ -268,7 +283,8 @@ fn the_draft_is_cut_as_a_layer_of_the_trunk() {
         flat = flat.set("glm-dsa.nextn_predict_layers", 0u32);
         let trunk = converted(&flat, Options { tp: 2, ep, ..Options::default() });
         for rank in 0..2 {
-            let (trunk, draft) = (trunk.rank(rank), draft.file(&format!("mtp-rank-{rank}-part-0.safetensors")));
+            let (trunk, draft) =
+                (trunk.rank(rank), draft.file(&format!("mtp-rank-{rank}-part-0.safetensors")));
             let mut compared = 0;
             for (name, tensor) in &draft {
                 let expected = match name.strip_prefix("model.layers.3.mtp_block.") {
