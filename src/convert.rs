@@ -1,7 +1,7 @@
 //! Runs a plan: leaves in parallel, hashes in the flow, a journal, and nothing visible before the end.
 
 use crate::error::{Error, Result};
-use crate::eval::{Decode, Evaluator, leaf_range, source_order};
+use crate::eval::{Decoder, Evaluator, leaf_range, source_order};
 use crate::gguf::Gguf;
 use crate::hash;
 use crate::journal::{Journal, Record, Records};
@@ -10,22 +10,12 @@ use crate::mapping::Part;
 use crate::plan::shard::{ShardPlan, TensorPlan};
 use crate::plan::{Layout, Plan};
 use crate::store::{Output, ShardFile};
+use crate::workers;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names of the small files a conversion may write beside the shards.
-pub const SMALL_FILES: [&str; 8] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    INDEX,
-];
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Synced and journalled at least this often: what a kill may cost.
@@ -45,9 +35,11 @@ pub struct Settings<'a> {
     /// Go on when decoded values are NaN or infinite.
     pub allow_nonfinite: bool,
     /// What decodes blocks.
-    pub decode: &'a Decode<'a>,
+    pub decoder: &'a Decoder<'a>,
     /// Files to write beside the shards: name and bytes.
     pub files: Vec<(String, Vec<u8>)>,
+    /// The class the engine builds, for the manifest.
+    pub class: String,
     /// Told the bytes finished, as they are, and the total once.
     pub progress: &'a (dyn Fn(Progress) + Sync),
     /// Set when the run is to stop at the next leaf.
@@ -92,7 +84,9 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     let names: Vec<String> = shards.iter().map(|s| s.name.clone()).collect();
     let total: u64 = shards.iter().map(|s| s.bytes).sum();
     let fresh = !out.join(crate::store::PARTIAL).exists();
-    let (output, journal, records) = Output::open(out, &plan.hash, &names, settings.force)?;
+    let small = small_files(plan, settings);
+    let small_names: Vec<String> = small.iter().map(|(name, _)| name.clone()).collect();
+    let (output, journal, records) = Output::open(out, &plan.hash, &names, &small_names, settings.force)?;
     let done: u64 = shards
         .iter()
         .flat_map(|s| (0..hash::leaves(s.bytes)).map(move |l| (s, l)))
@@ -117,9 +111,9 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
         Ok(records) => {
             (settings.progress)(Progress::Syncing);
             gguf.unchanged()?;
-            let manifest = manifest(plan, gguf, settings, &shards, &records, output.earlier.as_ref());
-            for (name, bytes) in small_files(plan, settings) {
-                output.small_file(&name, &bytes)?;
+            let manifest = manifest(plan, gguf, settings, &small, &shards, &records, output.earlier.as_ref());
+            for (name, bytes) in &small {
+                output.small_file(name, bytes)?;
             }
             output.finish(&manifest)?;
             Ok(Outcome { manifest, written: total - done, resumed: done })
@@ -160,12 +154,11 @@ struct State {
     pending: Vec<(usize, u64, Record)>,
     pending_bytes: u64,
     last: Instant,
-    error: Option<Error>,
 }
 
 impl State {
     fn new(journal: Journal, records: Records) -> State {
-        State { journal, records, pending: Vec::new(), pending_bytes: 0, last: Instant::now(), error: None }
+        State { journal, records, pending: Vec::new(), pending_bytes: 0, last: Instant::now() }
     }
 }
 
@@ -173,37 +166,20 @@ impl Run<'_> {
     /// Runs every leaf that is not there yet.
     fn all(self) -> Result<Records> {
         let jobs = self.jobs();
-        let threads = self.threads();
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .map_err(|e| Error::request("--threads", format!("cannot start {threads} threads: {e}")))?;
-        let next = AtomicUsize::new(0);
-        let failed = AtomicBool::new(false);
+        let threads = workers::count(self.settings.threads, self.settings.memory);
         let evaluator = Evaluator {
             plan: self.plan,
             gguf: self.gguf,
-            decode: self.settings.decode,
+            decoder: self.settings.decoder,
             allow_nonfinite: self.settings.allow_nonfinite,
         };
-        pool.broadcast(|_| {
-            let mut buffer = Vec::new();
-            while !failed.load(Ordering::Relaxed) && !self.settings.stop.load(Ordering::Relaxed) {
-                let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                if let Err(error) = self.one(&evaluator, job, &mut buffer) {
-                    failed.store(true, Ordering::Relaxed);
-                    self.state().error.get_or_insert(error);
-                }
-            }
-        });
+        let stop = self.settings.stop;
+        let result = workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer));
         // Keep what is done, also when the run failed: the same command goes on from there.
         let synced = self.checkpoint(true);
         let stopped = self.settings.stop.load(Ordering::Relaxed);
         let state = self.state.into_inner().unwrap_or_else(|e| e.into_inner());
-        if let Some(error) = state.error {
-            return Err(error);
-        }
-        synced?;
+        result.and(synced)?;
         if stopped {
             return Err(Error::Interrupted("stopped; the same command goes on where it left off".into()));
         }
@@ -228,16 +204,6 @@ impl Run<'_> {
         }
         jobs.sort_by_cached_key(|j| (source_order(self.gguf, self.shards[j.shard], j.leaf), j.shard, j.leaf));
         jobs
-    }
-
-    fn threads(&self) -> usize {
-        let wanted = match self.settings.threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
-        };
-        // A worker holds one leaf, and at most about as much again while it transposes.
-        let affordable = (self.settings.memory / (2 * LEAF)).max(1);
-        wanted.min(affordable as usize)
     }
 
     fn one(&self, evaluator: &Evaluator, job: &Job, buffer: &mut Vec<u8>) -> Result<()> {
@@ -311,6 +277,7 @@ fn manifest(
     plan: &Plan,
     gguf: &Gguf,
     settings: &Settings,
+    small: &[(String, Vec<u8>)],
     shards: &[&ShardPlan],
     records: &Records,
     earlier: Option<&Manifest>,
@@ -320,10 +287,10 @@ fn manifest(
     all.extend(earlier.into_iter().flat_map(|m| m.shards.clone()));
     let place = |file: &str| plan.shards.iter().position(|s| s.name == file);
     all.sort_by_key(|s| place(&s.file));
-    let files = small_files(plan, settings).into_iter().map(|(file, bytes)| manifest::SmallFile {
-        file,
+    let files = small.iter().map(|(file, bytes)| manifest::SmallFile {
+        file: file.clone(),
         bytes: bytes.len() as u64,
-        blake3: blake3::hash(&bytes).to_hex().to_string(),
+        blake3: blake3::hash(bytes).to_hex().to_string(),
     });
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     Manifest {
@@ -341,7 +308,7 @@ fn manifest(
             .collect(),
         model: manifest::Model {
             architecture: plan.architecture.clone(),
-            class: plan.class.clone().unwrap_or_default(),
+            class: settings.class.clone(),
             layout: plan.layout.clone(),
             layers: plan.model.symbols.trunk,
             vocab: plan.vocab[0],
@@ -353,6 +320,8 @@ fn manifest(
             pp: o.pp,
             ep: o.ep,
             stages: plan.stages.clone(),
+            layout: o.layout.name().into(),
+            max_file_size: o.max_file_size,
             weights: o.weights.name().into(),
             indexer: o.indexer.name().into(),
             mtp: o.mtp.name().into(),

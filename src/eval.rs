@@ -12,11 +12,23 @@ use crate::plan::tensors::{Order, View};
 use crate::quant::{Float, GgmlType};
 use std::ops::Range;
 
-/// Decodes whole blocks: `(type, blocks, to, out)`, with `out` of exactly their elements.
-pub type Decode<'a> = dyn Fn(&GgmlType, &[u8], Float, &mut [u8]) -> Result<()> + Sync + 'a;
+/// What decodes blocks: the CPU, or a GPU behind the same call.
+pub struct Decoder<'a> {
+    /// Decodes whole blocks: `(type, blocks, to, out)`, with `out` of exactly their elements.
+    pub run: &'a DecodeFn<'a>,
+    /// Bytes of output worth one call: rows that are cut are gathered into calls of about this size.
+    pub batch: usize,
+}
 
-/// The CPU's [`Decode`].
-pub fn decode_cpu(ty: &GgmlType, blocks: &[u8], to: Float, out: &mut [u8]) -> Result<()> {
+/// A function that decodes whole blocks.
+pub type DecodeFn<'a> = dyn Fn(&GgmlType, &[u8], Float, &mut [u8]) -> Result<()> + Sync + 'a;
+
+impl Decoder<'static> {
+    /// The CPU. Small batches stay in its cache.
+    pub const CPU: Decoder<'static> = Decoder { run: &decode_cpu, batch: 128 << 10 };
+}
+
+fn decode_cpu(ty: &GgmlType, blocks: &[u8], to: Float, out: &mut [u8]) -> Result<()> {
     ty.decode(blocks, to, out);
     Ok(())
 }
@@ -28,7 +40,7 @@ pub struct Evaluator<'a> {
     /// The source it was made for.
     pub gguf: &'a Gguf,
     /// What decodes blocks.
-    pub decode: &'a Decode<'a>,
+    pub decoder: &'a Decoder<'a>,
     /// Go on when a decoded value is NaN or infinite.
     pub allow_nonfinite: bool,
 }
@@ -174,20 +186,28 @@ impl Evaluator<'_> {
         let cols = cols_of(tensor);
         let base = view.matrix * rows_of(tensor) * cols;
         match view.order {
-            Order::Transposed => self.transposed(tensor, view, to, &elements, out)?,
             Order::Rows if width == cols => {
                 self.run(tensor, base + view.rows.start * cols + elements.start, to, out)?;
             }
+            Order::Transposed => self.transposed(tensor, view, to, &elements, out)?,
             Order::Rows | Order::Interleaved(_) => {
+                // The first and the last row may be cut by the leaf; those between are whole.
                 let mut at = elements.start;
                 while at < elements.end {
                     let (row, from) = (at / width, at % width);
-                    let n = (width - from).min(elements.end - at);
+                    let whole = if from == 0 { (elements.end - at) / width } else { 0 };
+                    let (rows, n) =
+                        if whole > 0 { (whole, width) } else { (1, (width - from).min(elements.end - at)) };
+                    let first = view.cols.start + from;
+                    let stored =
+                        (row..row + rows).map(|r| view.matrix * rows_of(tensor) + stored_row(view, r));
                     let dst =
-                        ((at - elements.start) * size) as usize..((at - elements.start + n) * size) as usize;
-                    let first = base + stored_row(view, row) * cols + view.cols.start + from;
-                    self.run(tensor, first, to, &mut out[dst])?;
-                    at += n;
+                        &mut out[((at - elements.start) * size) as usize..][..(rows * n * size) as usize];
+                    let line = (n * size) as usize;
+                    self.rows(tensor, stored, first..first + n, to, |i, values| {
+                        dst[i * line..(i + 1) * line].copy_from_slice(values);
+                    })?;
+                    at += rows * n;
                 }
             }
         }
@@ -213,7 +233,7 @@ impl Evaluator<'_> {
             self.part(ty, blocks(inner - 1..inner), skip, to, &mut out[..head])?;
         }
         if inner < last {
-            (self.decode)(ty, blocks(inner..last), to, &mut out[head..tail])?;
+            (self.decoder.run)(ty, blocks(inner..last), to, &mut out[head..tail])?;
         }
         if tail < out.len() {
             self.part(ty, blocks(last..last + 1), 0, to, &mut out[tail..])?;
@@ -224,9 +244,46 @@ impl Evaluator<'_> {
     /// Some elements of one block.
     fn part(&self, ty: &GgmlType, block: &[u8], skip: usize, to: Float, out: &mut [u8]) -> Result<()> {
         let mut buffer = vec![0; ty.block as usize * to.size()];
-        (self.decode)(ty, block, to, &mut buffer)?;
+        (self.decoder.run)(ty, block, to, &mut buffer)?;
         let start = skip * to.size();
         out.copy_from_slice(&buffer[start..start + out.len()]);
+        Ok(())
+    }
+
+    /// Columns `cols` of stored rows (counted over all matrices of the tensor): `sink` gets each row's
+    /// number in the list and its decoded values.
+    fn rows(
+        &self,
+        tensor: &Tensor,
+        rows: impl Iterator<Item = u64>,
+        cols: Range<u64>,
+        to: Float,
+        mut sink: impl FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let (ty, data, size) = (tensor.ty, self.gguf.data(tensor), to.size());
+        let stride = (cols_of(tensor) / ty.block * ty.bytes) as usize;
+        // The blocks that hold these columns, and where in their elements the columns begin.
+        let (first, last) = (cols.start / ty.block, cols.end.div_ceil(ty.block));
+        let packed_row = ((last - first) * ty.bytes) as usize;
+        let row = ((last - first) * ty.block) as usize * size;
+        let held =
+            (cols.start - first * ty.block) as usize * size..(cols.end - first * ty.block) as usize * size;
+        let batch = (self.decoder.batch / row).max(1);
+        let mut packed = Vec::new();
+        let mut values = Vec::new();
+        let mut rows = rows.enumerate().peekable();
+        while let Some((number, _)) = rows.peek().copied() {
+            packed.clear();
+            for (_, stored) in rows.by_ref().take(batch) {
+                let start = stored as usize * stride + (first * ty.bytes) as usize;
+                packed.extend_from_slice(&data[start..start + packed_row]);
+            }
+            values.resize(packed.len() / packed_row * row, 0);
+            (self.decoder.run)(ty, &packed, to, &mut values)?;
+            for (i, row) in values.chunks_exact(row).enumerate() {
+                sink(number + i, &row[held.clone()]);
+            }
+        }
         Ok(())
     }
 
@@ -242,33 +299,23 @@ impl Evaluator<'_> {
         let size = to.size();
         let width = view.cols.end - view.cols.start;
         let rows = elements.start / width..elements.end.div_ceil(width);
-        // Whole logical rows, so that the buffer is at most the leaf and two rows more; within one
-        // row, only the columns wanted.
-        let cols = if rows.end - rows.start == 1 {
-            elements.start % width..(elements.end - 1) % width + 1
-        } else {
-            0..width
-        };
-        let n = (rows.end - rows.start) as usize;
-        let stored_cols = cols_of(tensor);
-        let base = view.matrix * rows_of(tensor) * stored_cols;
-        let mut line = vec![0; n * size];
-        let skip = (elements.start - rows.start * width - if n == 1 { cols.start } else { 0 }) as usize;
+        // Within one logical row, only the columns wanted; the first and last of several may be cut,
+        // and what lies outside is decoded for nothing.
+        let one = rows.end - rows.start == 1;
+        let cols = if one { elements.start % width..(elements.end - 1) % width + 1 } else { 0..width };
+        let skip = if one { 0 } else { (elements.start - rows.start * width) as usize };
         let span = (cols.end - cols.start) as usize;
-        for col in cols.clone() {
-            let first = base + (view.cols.start + col) * stored_cols + view.rows.start + rows.start;
-            self.run(tensor, first, to, &mut line)?;
-            for (row, value) in line.chunks_exact(size).enumerate() {
-                // Position among the wanted elements; the first and last row may be cut.
-                let at = row * span + (col - cols.start) as usize;
-                if let Some(at) = at.checked_sub(skip)
+        let stored = cols.map(|col| view.matrix * rows_of(tensor) + view.cols.start + col);
+        let columns = view.rows.start + rows.start..view.rows.start + rows.end;
+        self.rows(tensor, stored, columns, to, |col, values| {
+            for (row, value) in values.chunks_exact(size).enumerate() {
+                if let Some(at) = (row * span + col).checked_sub(skip)
                     && let Some(dst) = out.get_mut(at * size..(at + 1) * size)
                 {
                     dst.copy_from_slice(value);
                 }
             }
-        }
-        Ok(())
+        })
     }
 
     /// Refuses NaN and infinity among decoded values, unless allowed; counts them otherwise. A tensor

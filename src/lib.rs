@@ -15,7 +15,10 @@ pub mod gguf;
 pub mod gpu;
 pub mod hash;
 #[cfg(feature = "convert")]
+pub mod hf;
+#[cfg(feature = "convert")]
 pub mod journal;
+pub mod load;
 pub mod manifest;
 #[cfg(feature = "convert")]
 pub mod mapping;
@@ -24,5 +27,9 @@ pub mod plan;
 pub mod quant;
 #[cfg(feature = "convert")]
 pub mod store;
+#[cfg(feature = "convert")]
+pub mod verify;
+#[cfg(feature = "convert")]
+mod workers;
 
 pub use error::{Error, Result};

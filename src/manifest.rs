@@ -83,6 +83,10 @@ pub struct Policy {
     pub ep: bool,
     /// First layer of each stage and the end: `pp + 1` numbers.
     pub stages: Vec<u64>,
+    /// `vllm` or `hf`.
+    pub layout: String,
+    /// Largest file of an ordinary checkpoint, in bytes.
+    pub max_file_size: u64,
     /// `keep`, `bf16`, `f16` or `f32`.
     pub weights: String,
     /// `keep` or `drop`, for the DSA indexer.

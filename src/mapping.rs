@@ -34,10 +34,7 @@ pub struct Arch {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Group {
-    /// Metadata key of a truth value per layer: false where the layer must not have the group.
-    pub owners: Option<String>,
-    /// Why tensors of other layers are dropped.
-    #[serde(default)]
+    /// Why tensors of layers that share another layer's group are dropped.
     pub reason: String,
 }
 
@@ -127,8 +124,6 @@ pub struct DropRule {
 pub struct Engine {
     /// The engine and the version whose behaviour this file describes.
     pub engine: String,
-    /// Class written to config.json; the model's own when absent.
-    pub class: Option<String>,
     /// One file per rank, or an ordinary checkpoint.
     #[serde(default)]
     pub sharded: bool,

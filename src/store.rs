@@ -30,7 +30,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Takes `dir` for a conversion of `plan` that writes `names`; returns the leaves already there.
+    /// Takes `dir` for a conversion of `plan` that writes the shards `names` and the files `small`;
+    /// returns the leaves already there.
     ///
     /// Goes on where a run of the same plan died. `force` replaces an earlier conversion, whole or
     /// unfinished; files preshard did not write are never deleted.
@@ -38,10 +39,11 @@ impl Output {
         dir: &Path,
         plan: &[u8; 32],
         names: &[String],
+        small: &[String],
         force: bool,
     ) -> Result<(Output, Journal, Records)> {
         let partial = dir.join(PARTIAL);
-        let earlier = check(dir, plan, names, force)?;
+        let earlier = check(dir, plan, names, small, force)?;
         std::fs::create_dir_all(&partial).map_err(|e| Error::io(&partial, "create", e))?;
         let lock = lock(&partial)?;
         // Looked at again now that no other run can change it.
@@ -153,7 +155,13 @@ impl ShardFile {
 }
 
 /// Whether `dir` may be written to; the manifest of an earlier run that this one adds ranks to.
-fn check(dir: &Path, plan: &[u8; 32], names: &[String], force: bool) -> Result<Option<Manifest>> {
+fn check(
+    dir: &Path,
+    plan: &[u8; 32],
+    names: &[String],
+    small: &[String],
+    force: bool,
+) -> Result<Option<Manifest>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -172,11 +180,9 @@ fn check(dir: &Path, plan: &[u8; 32], names: &[String], force: bool) -> Result<O
             || f == SUMS
             || f == FILE_NAME
             || earlier.as_ref().is_some_and(listed)
-            || unfinished && names.contains(f)
+            || unfinished && (names.contains(f) || small.contains(f))
     };
-    // Names that a run died while renaming belong to it; the small files are known only to it.
-    let small = |f: &String| unfinished && crate::convert::SMALL_FILES.contains(&f.as_str());
-    if let Some(foreign) = found.iter().filter(|f| !ours(f) && !small(f)).min() {
+    if let Some(foreign) = found.iter().filter(|f| !ours(f)).min() {
         return Err(Error::output(
             dir,
             format!("is not empty: it holds {}; choose another directory", shown(foreign)),

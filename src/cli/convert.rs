@@ -1,10 +1,10 @@
 //! `preshard convert`.
 
 use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
-use super::{Talk, print, print_json, progress, signals, text};
+use super::{Talk, device, print, print_json, progress, serve, signals, text};
 use crate::convert::{self, Settings};
 use crate::error::Result;
-use crate::eval::decode_cpu;
+use crate::hf;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -25,6 +25,13 @@ pub struct Args {
     /// Host memory for buffers.
     #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
     memory: u64,
+    /// What decodes packed weights: auto takes a GPU for the types that one decodes faster. The bytes
+    /// are the same.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = device::parse)]
+    device: device::Choice,
+    /// GPU memory for decoding.
+    #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
+    device_memory: u64,
     /// Replace an earlier conversion in the output directory.
     #[arg(long)]
     force: bool,
@@ -41,20 +48,29 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     for note in gguf.notes().iter().chain(&plan.model.notes) {
         talk.note(note);
     }
+    let request = plan.directory(args.plan.hf_config.clone());
+    let class = hf::model(&gguf, &request)?.class;
+    let directory = hf::files(&gguf, &request)?;
+    for note in &directory.notes {
+        talk.note(note);
+    }
     let bar = progress::bar(talk.quiet);
     let started = Instant::now();
-    let settings = Settings {
-        ranks: args.ranks.map(|r| r.0),
-        threads: args.threads,
-        memory: args.memory,
-        force: args.force,
-        allow_nonfinite: args.allow_nonfinite,
-        decode: &decode_cpu,
-        files: Vec::new(),
-        progress: &|p| progress::report(&bar, p),
-        stop: signals::stop(),
-    };
-    let outcome = convert::run(&plan, &gguf, &args.out, &settings);
+    let outcome = device::with(args.device, args.device_memory, &plan, &gguf, talk, |decoder| {
+        let settings = Settings {
+            ranks: args.ranks.as_ref().map(|r| r.0.clone()),
+            threads: args.threads,
+            memory: args.memory,
+            force: args.force,
+            allow_nonfinite: args.allow_nonfinite,
+            decoder,
+            files: directory.files.clone(),
+            class,
+            progress: &|p| progress::report(&bar, p),
+            stop: signals::stop(),
+        };
+        convert::run(&plan, &gguf, &args.out, &settings)
+    });
     bar.finish_and_clear();
     let outcome = outcome?;
     let seconds = started.elapsed().as_secs_f64();
@@ -72,6 +88,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
             "resumed": outcome.resumed,
             "seconds": seconds,
             "nonfinite": nonfinite,
+            "serve": serve::commands(&args.out, &outcome.manifest),
         }));
     }
     if talk.quiet {
@@ -82,12 +99,17 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         out += &format!("{}  {}  {} tensors\n", shard.file, text::bytes(shard.bytes), shard.tensors.len());
     }
     out += &format!(
-        "{} in {} files, {:.1} s, {}/s; {} checks it\n",
+        "{} in {} files, {:.1} s, {}/s\n",
         text::bytes(total),
         outcome.manifest.shards.len(),
         seconds,
         text::bytes((outcome.written as f64 / seconds.max(1e-9)) as u64),
-        format_args!("preshard verify {}", crate::error::shown_path(&args.out)),
     );
+    out += &format!("check it:  preshard verify {}\n", crate::error::shown_path(&args.out));
+    let mut commands = serve::commands(&args.out, &outcome.manifest).into_iter();
+    out += &format!("serve it:  {}\n", commands.next().unwrap_or_default());
+    for command in commands {
+        out += &format!("with the MTP draft:  {command}\n");
+    }
     print(&out)
 }

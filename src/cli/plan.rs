@@ -1,7 +1,150 @@
-use super::Talk;
-use crate::error::Result;
+//! `preshard plan`.
+
+use super::options::{PlanArgs, parse_size};
+use super::{Talk, print, print_json, text};
+use crate::error::{Result, shown};
+use crate::gguf::Gguf;
+use crate::mapping::Part;
+use crate::plan::{Fate, Plan};
+use serde_json::json;
+use std::collections::BTreeMap;
+
 #[derive(clap::Args)]
-pub struct Args {}
-pub fn run(_: Args, _: Talk) -> Result<()> {
-    Ok(())
+pub struct Args {
+    #[command(flatten)]
+    plan: PlanArgs,
+    /// Memory of one GPU, to see whether each rank fits, such as 180G.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    gpu_memory: Option<u64>,
+    /// Print the result as JSON, every tensor with its fate.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, talk: Talk) -> Result<()> {
+    let (gguf, plan) = args.plan.plan()?;
+    for note in gguf.notes().iter().chain(&plan.model.notes) {
+        talk.note(note);
+    }
+    match args.json {
+        true => print_json(&as_json(&gguf, &plan, args.gpu_memory)),
+        false => print(&as_text(&gguf, &plan, args.gpu_memory, talk.verbose)),
+    }
+}
+
+/// Bytes each rank holds, its draft included.
+fn rank_bytes(plan: &Plan) -> BTreeMap<(u64, u64), u64> {
+    let mut ranks = BTreeMap::new();
+    for shard in &plan.shards {
+        *ranks.entry((shard.pp, shard.tp)).or_default() += shard.bytes;
+    }
+    ranks
+}
+
+/// What is left of a GPU's memory beside the weights; the engine needs some for its cache.
+fn verdict(bytes: u64, memory: u64) -> String {
+    match memory.checked_sub(bytes) {
+        Some(left) => format!("fits {}, {} left for the cache", text::bytes(memory), text::bytes(left)),
+        None => format!("does not fit {}: {} too many", text::bytes(memory), text::bytes(bytes - memory)),
+    }
+}
+
+fn as_text(gguf: &Gguf, plan: &Plan, memory: Option<u64>, verbose: bool) -> String {
+    let o = &plan.options;
+    let mut out = format!("{} as {}: {} layers", plan.architecture, plan.layout, plan.model.symbols.trunk);
+    if plan.model.symbols.experts > 0 {
+        out +=
+            &format!(", {} experts{}", plan.model.symbols.experts, if o.ep { " placed whole" } else { "" });
+    }
+    out += &format!(", tensor parallel {}, pipeline stages {}\n", o.tp, o.pp);
+
+    out += "\nGGUF tensors\n";
+    let count = |part| plan.fates.iter().filter(|(_, p)| *p == part).count();
+    out += &format!("  {} of the trunk, {} of the MTP block\n", count(Part::Model), count(Part::Mtp));
+    // Per fate and reason: tensors, bytes, a first name.
+    let mut groups: BTreeMap<(u8, String), (u64, u64, &str)> = BTreeMap::new();
+    for ((fate, _), tensor) in plan.fates.iter().zip(gguf.tensors()) {
+        let key = match fate {
+            Fate::Packed => (0, "stay packed".to_owned()),
+            Fate::Float => (1, "float, copied or cast".to_owned()),
+            Fate::Decoded(why) => (2, format!("decoded: {why}")),
+            Fate::Dropped(why) => (3, format!("dropped: {why}")),
+        };
+        let sum = groups.entry(key).or_insert((0, 0, &tensor.name));
+        (sum.0, sum.1) = (sum.0 + 1, sum.1 + tensor.bytes);
+    }
+    for ((_, what), (n, bytes, first)) in &groups {
+        out += &format!(
+            "  {n:>6}  {:>10}  {what} ({}{})\n",
+            text::bytes(*bytes),
+            shown(first),
+            if *n > 1 { ", …" } else { "" }
+        );
+    }
+
+    out += "\nRanks\n";
+    for ((pp, tp), bytes) in rank_bytes(plan) {
+        let rank = pp * o.tp + tp;
+        let fit = memory.map(|m| format!("  {}", verdict(bytes, m))).unwrap_or_default();
+        out += &format!("  rank {rank}  {:>10}{fit}\n", text::bytes(bytes));
+    }
+    out += "\nFiles\n";
+    for shard in &plan.shards {
+        out += &format!("  {}  {}  {} tensors\n", shard.name, text::bytes(shard.bytes), shard.tensors.len());
+        if verbose {
+            for t in &shard.tensors {
+                let why = t.decoded.as_ref().map(|w| format!("  decoded: {w}")).unwrap_or_default();
+                out += &format!("    {}  {}  {}{why}\n", t.name, t.dtype, text::shape(&t.shape));
+            }
+        }
+    }
+    let total: u64 = plan.shards.iter().map(|s| s.bytes).sum();
+    out += &format!("  {} in all\n", text::bytes(total));
+    out
+}
+
+fn as_json(gguf: &Gguf, plan: &Plan, memory: Option<u64>) -> serde_json::Value {
+    let tensors: Vec<_> = plan
+        .fates
+        .iter()
+        .zip(gguf.tensors())
+        .map(|((fate, part), t)| {
+            let (fate, why) = match fate {
+                Fate::Packed => ("packed", None),
+                Fate::Float => ("float", None),
+                Fate::Decoded(why) => ("decoded", Some(why)),
+                Fate::Dropped(why) => ("dropped", Some(why)),
+            };
+            let part = if *part == Part::Mtp { "mtp" } else { "model" };
+            json!({ "name": t.name, "type": t.ty.name, "bytes": t.bytes, "part": part, "fate": fate, "why": why })
+        })
+        .collect();
+    let ranks: Vec<_> = rank_bytes(plan)
+        .into_iter()
+        .map(|((pp, tp), bytes)| {
+            json!({ "rank": pp * plan.options.tp + tp, "pp": pp, "tp": tp, "bytes": bytes, "fits": memory.map(|m| bytes <= m) })
+        })
+        .collect();
+    let files: Vec<_> = plan
+        .shards
+        .iter()
+        .map(|s| {
+            let tensors: Vec<_> = s
+                .tensors
+                .iter()
+                .map(|t| json!({ "name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes, "decoded": t.decoded }))
+                .collect();
+            json!({ "file": s.name, "bytes": s.bytes, "tensors": tensors })
+        })
+        .collect();
+    json!({
+        "architecture": plan.architecture,
+        "layout": plan.layout,
+        "layers": plan.model.symbols.trunk,
+        "experts": plan.model.symbols.experts,
+        "stages": plan.stages,
+        "tensors": tensors,
+        "ranks": ranks,
+        "files": files,
+    })
 }

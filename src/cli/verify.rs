@@ -1,7 +1,71 @@
-use super::Talk;
-use crate::error::Result;
+//! `preshard verify`.
+
+use super::{Talk, print, print_json, progress, signals, text};
+use crate::error::{Error, Result};
+use crate::eval::Decoder;
+use crate::mapping::Tables;
+use crate::verify::{self, Settings};
+use serde_json::json;
+use std::path::PathBuf;
+use std::time::Instant;
+
 #[derive(clap::Args)]
-pub struct Args {}
-pub fn run(_: Args, _: Talk) -> Result<()> {
-    Ok(())
+pub struct Args {
+    /// The converted directory.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Recompute every byte from this GGUF (as given to convert) instead of checking hashes.
+    #[arg(long, value_name = "GGUF", num_args = 1..)]
+    source: Vec<PathBuf>,
+    /// The mapping tables it was converted with, when not the built-in ones.
+    #[arg(long, value_name = "DIR")]
+    mappings: Option<PathBuf>,
+    /// Threads; one per core when absent.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    threads: usize,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, talk: Talk) -> Result<()> {
+    let bar = progress::bar(talk.quiet);
+    let started = Instant::now();
+    let settings =
+        Settings { threads: args.threads, progress: &|p| progress::report(&bar, p), stop: signals::stop() };
+    let result = match args.source.is_empty() {
+        true => verify::hashes(&args.dir, &settings),
+        false => {
+            let tables = Tables { dir: args.mappings.as_deref() };
+            verify::source(&args.dir, &args.source, &tables, &Decoder::CPU, &settings)
+        }
+    };
+    bar.finish_and_clear();
+    let against = if args.source.is_empty() { "hashes" } else { "source" };
+    if args.json {
+        let problems: Vec<String> = match &result {
+            Ok(_) => vec![],
+            Err(Error::Many(errors)) => errors.iter().map(ToString::to_string).collect(),
+            Err(error) => vec![error.to_string()],
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        let (files, bytes) = result.as_ref().map_or((0, 0), |o| (o.files, o.bytes));
+        print_json(
+            &json!({ "ok": result.is_ok(), "against": against, "files": files, "bytes": bytes, "seconds": seconds, "problems": problems }),
+        )?;
+        return result.map(drop);
+    }
+    let outcome = result?;
+    if talk.quiet {
+        return Ok(());
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    print(&format!(
+        "{} files, {}: every byte is as {}; {:.1} s, {}/s\n",
+        outcome.files,
+        text::bytes(outcome.bytes),
+        if args.source.is_empty() { "converted" } else { "the GGUF gives it" },
+        seconds,
+        text::bytes((outcome.bytes as f64 / seconds.max(1e-9)) as u64)
+    ))
 }

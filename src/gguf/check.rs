@@ -1,5 +1,6 @@
 //! Checks the tensors of all files: types, shapes, sizes, extents, overlaps, duplicate names.
 
+use super::header::Header;
 use super::splits::Opened;
 use super::{Tensor, identify};
 use crate::error::{Error, Result, shown, shown_path};
@@ -16,7 +17,7 @@ pub(super) fn tensors(files: &[Opened], notes: &mut Vec<String>) -> Result<Vec<T
     let tensors = sizes(files, &types)?;
     extents(files, &tensors)?;
     overlaps(files, &tensors)?;
-    tails(files, &tensors, notes)?;
+    tails(files, notes);
     Ok(tensors)
 }
 
@@ -139,24 +140,28 @@ fn bytes(ty: &GgmlType, ne: &[u64]) -> Option<u64> {
         return Some(0);
     }
     ne.iter().try_fold(1u64, |product, &n| limit(product.checked_mul(n)?))?;
-    ne[1..].iter().try_fold(ty.row_bytes(ne[0])?, |product, &n| limit(product.checked_mul(n)?))
+    ne[1..].iter().try_fold(limit(ty.row_bytes(ne[0])?)?, |product, &n| limit(product.checked_mul(n)?))
 }
 
 /// One problem per file: the data ends before some tensor does.
 fn extents(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
+    let end = |t: &Tensor| u128::from(t.offset) + u128::from(t.bytes);
+    // Of each file, the tensor that ends last of those past the file's end, and how many there are.
+    let mut past: Vec<Option<(&Tensor, usize)>> = vec![None; files.len()];
+    for tensor in tensors {
+        let file = &files[tensor.file];
+        // A tensor without elements may stand where absent padding would have ended.
+        let slack = if tensor.bytes == 0 { file.header.alignment } else { 0 };
+        if end(tensor) > u128::from(file.size) + u128::from(slack) {
+            let (worst, count) = past[tensor.file].unwrap_or((tensor, 0));
+            let worst = if end(tensor) > end(worst) { tensor } else { worst };
+            past[tensor.file] = Some((worst, count + 1));
+        }
+    }
     let mut problems = Problems::default();
-    for (index, file) in files.iter().enumerate() {
-        let past = |t: &&Tensor| {
-            // A tensor without elements may stand where the padding would have ended.
-            let size = if t.bytes == 0 { file.size.saturating_add(file.header.alignment) } else { file.size };
-            t.file == index && t.offset.checked_add(t.bytes).is_none_or(|end| end > size)
-        };
-        let Some(worst) = tensors.iter().filter(past).max_by_key(|t| t.offset as u128 + u128::from(t.bytes))
-        else {
-            continue;
-        };
-        let cut = tensors.iter().filter(past).count();
-        let more = if cut > 1 { format!(" (and {} more)", cut - 1) } else { String::new() };
+    for (file, past) in files.iter().zip(past) {
+        let Some((worst, count)) = past else { continue };
+        let more = if count > 1 { format!(" (and {} more)", count - 1) } else { String::new() };
         problems.push(Error::source_file(
             &file.path,
             identify::partial(&file.path).unwrap_or_else(|| {
@@ -166,7 +171,7 @@ fn extents(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
                     shown(&worst.name),
                     worst.bytes,
                     worst.offset,
-                    u128::from(worst.offset) + u128::from(worst.bytes),
+                    end(worst),
                     file.size
                 )
             }),
@@ -205,30 +210,32 @@ fn overlaps(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
     problems.finish()
 }
 
-/// What follows the last tensor: padding, bytes of no use, or a second GGUF that `cat` put there.
-fn tails(files: &[Opened], tensors: &[Tensor], notes: &mut Vec<String>) -> Result<()> {
-    let mut problems = Problems::default();
-    for (index, file) in files.iter().enumerate() {
-        let header = &file.header;
-        let end = tensors
-            .iter()
-            .filter(|t| t.file == index && t.bytes > 0)
-            .map(|t| t.offset + t.bytes)
-            .max()
-            .unwrap_or(header.data_start);
-        let padded = end.next_multiple_of(header.alignment);
-        let second = [end, padded].into_iter().find(|&at| {
-            usize::try_from(at).ok().and_then(|at| file.map.get(at..)).is_some_and(|t| t.starts_with(b"GGUF"))
-        });
-        if let Some(at) = second {
-            problems.push(Error::source_file(
-                &file.path,
-                format!(
-                    "concatenated GGUF: second header at byte {at}; splits cannot be joined with cat: \
-                     use the split files themselves, or join them with llama-gguf-split --merge"
-                ),
-            ));
-        } else if file.size > padded {
+/// Where the data of a file ends, and where its padding does; `None` when its tensors are not sound.
+fn end(header: &Header) -> Option<(u64, u64)> {
+    let mut end = header.data_start;
+    for entry in &header.entries {
+        let size = bytes(quant::by_id(entry.type_id)?, &entry.ne)?;
+        if size > 0 {
+            end = end.max(header.data_start.checked_add(entry.offset)?.checked_add(size)?);
+        }
+    }
+    Some((end, end.checked_next_multiple_of(header.alignment)?))
+}
+
+/// Where a second GGUF follows the last tensor, as `cat` leaves it.
+pub(super) fn second_header(header: &Header, file: &[u8]) -> Option<u64> {
+    let (end, padded) = end(header)?;
+    [end, padded].into_iter().find(|&at| {
+        usize::try_from(at).ok().and_then(|at| file.get(at..)).is_some_and(|rest| rest.starts_with(b"GGUF"))
+    })
+}
+
+/// Remarks on bytes after the last tensor's padding.
+fn tails(files: &[Opened], notes: &mut Vec<String>) {
+    for file in files {
+        if let Some((_, padded)) = end(&file.header)
+            && file.size > padded
+        {
             notes.push(format!(
                 "{}: {} bytes after the last tensor are ignored",
                 shown_path(&file.path),
@@ -236,5 +243,4 @@ fn tails(files: &[Opened], tensors: &[Tensor], notes: &mut Vec<String>) -> Resul
             ));
         }
     }
-    problems.finish()
 }

@@ -95,8 +95,8 @@ pub(super) fn parse(path: &Path, bytes: &[u8]) -> Parsed<Header> {
     let version = cursor.u32("the version")?;
     match version {
         2 | 3 => {}
-        // 2 or 3 stored big endian: the low half of what we read is zero.
-        _ if version != 0 && version & 0xffff == 0 => {
+        // A small number stored big endian.
+        _ if matches!(version.swap_bytes(), 1..=16) => {
             return Err("big-endian GGUF: the numbers inside the tensor blocks are swapped too; \
                  get the little-endian file or convert it with gguf-py's gguf_convert_endian"
                 .into());
@@ -266,7 +266,7 @@ fn entry(cursor: &mut Cursor, index: u64) -> Parsed<Entry> {
         return Err(format!("tensor {index}: its name \"{}\" is no UTF-8", bytes.escape_ascii()));
     };
     if name.is_empty() {
-        return Err(format!("tensor {index}: its name is empty"));
+        return Err(format!("tensor {index}: its name is empty; {}", cursor.damaged()));
     }
     let shown_name = shown(name);
     let what = format_args!("tensor {shown_name}");

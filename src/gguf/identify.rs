@@ -20,7 +20,7 @@ pub(super) fn not_gguf(bytes: &[u8]) -> Option<String> {
         "a Git LFS pointer, not the file itself: run git lfs pull, or download the file"
     } else if is("<!doctype html") || is("<html") || is("<?xml") {
         "an HTML or XML page, probably an error or login page of the server: download the file again"
-    } else if [b"tjgg", b"lmgg", b"fmgg", b"algg", b"nsgg"].iter().any(|m| bytes.starts_with(*m)) {
+    } else if [b"tjgg", b"lmgg", b"fmgg", b"algg"].iter().any(|m| bytes.starts_with(*m)) {
         "a legacy GGML file from before GGUF: get a GGUF of the model or convert it again with llama.cpp"
     } else if bytes.starts_with(b"PK\x03\x04") {
         "a ZIP or PyTorch checkpoint, not a GGUF: convert it with llama.cpp first"
@@ -59,9 +59,9 @@ pub(super) fn partial(path: &Path) -> Option<String> {
 
 /// `001`, `aa`: what `split` puts after a name.
 fn is_counter(suffix: &str) -> bool {
-    suffix.len() >= 2
-        && suffix.len() <= 4
-        && (suffix.bytes().all(|b| b.is_ascii_digit()) || suffix.bytes().all(|b| b.is_ascii_lowercase()))
+    let bytes = suffix.as_bytes();
+    let digits = (2..=4).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_digit);
+    digits || matches!(bytes, [b'a', b'a'..=b'z'])
 }
 
 /// What kind of GGUF this first file is when it is no language model; `None` when it looks like one.

@@ -116,7 +116,7 @@ impl Gguf {
     /// kind at once. Whether the tensors are those that the architecture needs is not asked here.
     pub fn open(inputs: &[PathBuf]) -> Result<Gguf> {
         let mut notes = Vec::new();
-        let files = splits::find(inputs, &mut notes)?;
+        let mut files = splits::find(inputs, &mut notes)?;
         let first = &files[0];
         if let Some(kind) = identify::not_a_model(&first.header) {
             return Err(Error::source_file(&first.path, kind));
@@ -137,7 +137,7 @@ impl Gguf {
             ));
         }
         let tensors = check::tensors(&files, &mut notes)?;
-        let metadata = first.header.metadata.clone();
+        let metadata = std::mem::take(&mut files[0].header.metadata);
         let files = files.into_iter().map(SourceFile::new).collect();
         Ok(Gguf { files, metadata, tensors, notes })
     }

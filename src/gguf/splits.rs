@@ -1,7 +1,7 @@
 //! Opens files and finds all files of one model: from any member, a directory, or a list.
 
 use super::header::{self, Header};
-use super::identify;
+use super::{check, identify};
 use crate::error::{Error, Result, shown_path};
 use memmap2::Mmap;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub(super) fn find(inputs: &[PathBuf], notes: &mut Vec<String>) -> Result<Vec<Op
         [one] => from_member(open(one)?)?,
         many => from_list(many)?,
     };
-    check(&files, notes)?;
+    check_set(&files, notes)?;
     Ok(files)
 }
 
@@ -58,6 +58,15 @@ fn open(path: &Path) -> Result<Opened> {
     }
     let header =
         header::parse(path, &map).map_err(|problem| Error::source_file(path, part().unwrap_or(problem)))?;
+    if let Some(at) = check::second_header(&header, &map) {
+        return Err(Error::source_file(
+            path,
+            format!(
+                "concatenated GGUF: second header at byte {at}; splits cannot be joined with cat: \
+                 use the split files themselves, or join them with llama-gguf-split --merge"
+            ),
+        ));
+    }
     Ok(Opened { path: path.to_owned(), file, size: map.len() as u64, map, stat, header })
 }
 
@@ -131,7 +140,7 @@ fn from_member(member: Opened) -> Result<Vec<Opened>> {
         return Ok(vec![member]);
     }
     let Some((name, number)) = name else {
-        let number = member.header.metadata.count("split.no")?.unwrap_or(0) + 1;
+        let number = member.header.metadata.count("split.no")?.unwrap_or(0).saturating_add(1);
         return Err(Error::source_file(
             &member.path,
             format!(
@@ -219,10 +228,7 @@ fn from_list(paths: &[PathBuf]) -> Result<Vec<Opened>> {
             ));
         };
         let path = file.path.clone();
-        let expected = *count.get_or_insert(own);
-        if own != expected {
-            return Err(mismatch(&file, "split.count", own, expected, "as in the files before it"));
-        }
+        count.get_or_insert(own);
         if let Some(other) = numbered.insert(number, file) {
             return Err(Error::source_file(
                 &path,
@@ -314,7 +320,7 @@ fn from_directory(directory: &Path, notes: &mut Vec<String>) -> Result<Vec<Opene
 }
 
 /// What the files say of each other: numbers, counts, names, the total of tensors, shared keys.
-fn check(files: &[Opened], notes: &mut Vec<String>) -> Result<()> {
+fn check_set(files: &[Opened], notes: &mut Vec<String>) -> Result<()> {
     let count = files.len() as u64;
     let total: u64 = files.iter().map(|f| f.header.entries.len() as u64).sum();
     let mut problems = Vec::new();

@@ -10,9 +10,11 @@ pub mod tensors;
 use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::hf;
 use crate::mapping::{Part, Tables};
 use params::{Form, Param};
 use shard::ShardPlan;
+use std::path::PathBuf;
 use tensors::{Drop, Model};
 
 /// What to do with tensors that a policy decides about.
@@ -54,6 +56,8 @@ pub enum Weights {
 }
 
 impl Weights {
+    /// All of them.
+    pub const ALL: [Weights; 4] = [Weights::Keep, Weights::Bf16, Weights::F16, Weights::F32];
     /// As the command line spells it.
     pub fn name(self) -> &'static str {
         match self {
@@ -62,6 +66,13 @@ impl Weights {
             Weights::F16 => "f16",
             Weights::F32 => "f32",
         }
+    }
+}
+
+impl Layout {
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
+        if self == Layout::Vllm { "vllm" } else { "hf" }
     }
 }
 
@@ -106,6 +117,27 @@ pub struct Options {
     pub max_file_size: u64,
 }
 
+impl Options {
+    /// The options a manifest was made with; `None` when it says something this version does not know.
+    pub fn of(policy: &crate::manifest::Policy) -> Option<Options> {
+        let keep = |t: &str| [Keep::Keep, Keep::Drop].into_iter().find(|k| k.name() == t);
+        let fit = |t: &str| [Fit::Refuse, Fit::Dequantise].into_iter().find(|f| f.name() == t);
+        Some(Options {
+            tp: policy.tp,
+            pp: policy.pp,
+            stages: Some(policy.stages.windows(2).map(|s| s[1].saturating_sub(s[0])).collect()),
+            ep: policy.ep,
+            weights: Weights::ALL.into_iter().find(|w| w.name() == policy.weights)?,
+            indexer: keep(&policy.indexer)?,
+            mtp: keep(&policy.mtp)?,
+            misaligned: fit(&policy.misaligned)?,
+            mixed: fit(&policy.mixed)?,
+            layout: [Layout::Vllm, Layout::Hf].into_iter().find(|l| l.name() == policy.layout)?,
+            max_file_size: policy.max_file_size,
+        })
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -146,8 +178,6 @@ pub struct Plan {
     pub architecture: String,
     /// Name of the engine mapping.
     pub layout: String,
-    /// The class the engine builds, when the mapping overrides the model's own.
-    pub class: Option<String>,
     /// The model in Hugging Face terms.
     pub model: Model,
     /// Rows of the vocabulary, and padded.
@@ -166,7 +196,7 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a conversion, or lists everything that stands in its way.
-    pub fn new(gguf: &Gguf, tables: &Tables, options: Options) -> Result<Plan> {
+    pub fn new(gguf: &Gguf, tables: &Tables, mut options: Options) -> Result<Plan> {
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
         let layout = match (options.layout, options.indexer) {
@@ -185,6 +215,8 @@ impl Plan {
         }
         let model = tensors::resolve(gguf, &arch, &options)?;
         let stages = stages(&options, model.symbols.trunk)?;
+        // The default and the same stages spelled out are the same plan.
+        options.stages = Some(stages.windows(2).map(|s| s[1] - s[0]).collect());
         if options.ep && model.symbols.experts > 0 && model.symbols.experts < options.tp {
             let experts = model.symbols.experts;
             return Err(Error::request(
@@ -203,7 +235,6 @@ impl Plan {
             hash: hash(gguf, &arch_text, &engine_text, &options),
             architecture,
             layout: layout.clone(),
-            class: engine.class.clone(),
             vocab: [rows, rows.next_multiple_of(engine.vocab_multiple.max(1))],
             tied,
             stages,
@@ -214,6 +245,25 @@ impl Plan {
         };
         plan.shards = shard::cut(&plan, gguf, &engine, &params)?;
         Ok(plan)
+    }
+
+    /// What the small files of the directory (config.json, the tokenizer) are made from; the files of
+    /// `hf_config` win.
+    pub fn directory(&self, hf_config: Option<PathBuf>) -> hf::Request {
+        hf::Request {
+            indexer: self.options.indexer == Keep::Keep,
+            mtp: self.options.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
+            dtype: match self.options.weights {
+                Weights::Keep | Weights::Bf16 => "bfloat16",
+                Weights::F16 => "float16",
+                Weights::F32 => "float32",
+            }
+            .into(),
+            tied: self.tied,
+            vocab_rows: self.vocab[0],
+            hf_config,
+            quantization: None,
+        }
     }
 
     /// GGUF tensors left out, in file order.

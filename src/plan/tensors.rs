@@ -3,6 +3,7 @@
 use super::{Keep, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
+use crate::hf;
 use crate::mapping::{Arch, SymbolSource, TensorRule, Via};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -253,6 +254,10 @@ struct Resolver<'a> {
 impl<'a> Resolver<'a> {
     fn run(&mut self, options: &Options) -> Result<()> {
         let mtp_without_tensors = self.mtp_absent();
+        let owners = match self.arch.groups.is_empty() {
+            true => Vec::new(),
+            false => hf::indexer_layers(self.gguf, self.model.symbols.trunk)?,
+        };
         for use_ in self.uses()? {
             let in_mtp = use_.layer.is_some_and(|l| l >= self.model.symbols.trunk);
             if in_mtp && mtp_without_tensors {
@@ -264,7 +269,7 @@ impl<'a> Resolver<'a> {
                 if self.group_absent(group, use_.layer) {
                     continue;
                 }
-                if let Some(reason) = self.not_owner(group, use_.layer)? {
+                if let Some(reason) = self.not_owner(group, use_.layer, &owners) {
                     self.drop(&names, &reason);
                     continue;
                 }
@@ -431,15 +436,10 @@ impl<'a> Resolver<'a> {
         !rules.any(|t| t.from.iter().any(|f| self.by_name.contains_key(f.replace("{L}", &layer).as_str())))
     }
 
-    /// Why a layer must not have a group, when the metadata says so.
-    fn not_owner(&self, group: &str, layer: Option<u64>) -> Result<Option<String>> {
-        let (Some(group), Some(layer)) = (self.arch.groups.get(group), layer) else { return Ok(None) };
-        let Some(key) = &group.owners else { return Ok(None) };
-        let owners = self.gguf.metadata().flags(key)?;
-        Ok(owners
-            .and_then(|o| o.get(layer as usize).copied())
-            .is_some_and(|owner| !owner)
-            .then(|| group.reason.clone()))
+    /// Why a layer must not have a group: it shares that of a layer before it.
+    fn not_owner(&self, group: &str, layer: Option<u64>, owners: &[bool]) -> Option<String> {
+        let owner = *owners.get(layer? as usize)?;
+        (!owner).then(|| self.arch.groups.get(group).map_or_else(String::new, |g| g.reason.clone()))
     }
 
     /// Drops what the mapping names; everything else left over is unknown.

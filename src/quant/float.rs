@@ -45,6 +45,13 @@ pub(super) fn to_bf16(x: f32) -> u16 {
     (if bits & 0x7fff_ffff > 0x7f80_0000 { bits >> 16 | 64 } else { rounded }) as u16
 }
 
+/// [`to_bf16`] of a [`canonical`] value, which needs no look for NaN.
+#[inline(always)]
+pub(super) fn canonical_to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16
+}
+
 /// The nearest IEEE binary16, ties to even, infinity past 65519.99; every NaN becomes 0x7e00.
 #[inline(always)]
 pub(super) fn to_f16(x: f32) -> u16 {

@@ -1,23 +1,44 @@
 //! The iq types, super-blocks of 256 (iq4_nl: 32): codes are numbers of entries in fixed grids
 //! (`dequantize_row_iq*` in ggml-quants.c).
 
-use super::block::{f16, part, u16_at, u32_at};
+use super::block::{MASKS, f16, part, scale, u16_at, u32_at};
 use super::float::from_f16;
 use super::grids::{IQ1, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS};
+use std::array::from_fn;
 
-/// Seven sign bits as eight: the eighth makes their number even (`ksigns_iq2xs` in ggml-common.h).
+/// Masks of seven sign bits; an eighth makes the number of signs even (`ksigns_iq2xs` in
+/// ggml-common.h).
+static EVEN_SIGNS: [[i8; 8]; 128] = {
+    let mut masks = [[0; 8]; 128];
+    let mut i = 0;
+    while i < 128 {
+        masks[i] = MASKS[i | (i.count_ones() as usize & 1) << 7];
+        i += 1;
+    }
+    masks
+};
+
+/// The masks of the `l`-th seven bits of `word`.
 #[inline(always)]
-fn even_signs(seven: u32) -> u8 {
-    let seven = seven as u8 & 127;
-    seven | (seven.count_ones() as u8 & 1) << 7
+fn even_signs(word: u32, l: usize) -> [i8; 8] {
+    EVEN_SIGNS[(word >> (7 * l)) as usize & 127]
 }
 
-/// d × grid, where a set bit of `signs` negates its element.
+/// d × ±grid, with one d per `G` elements. No grid holds a zero, so negating before the product gives
+/// the same bits.
 #[inline(always)]
-fn signed<const N: usize>(d: f32, grid: &[i8; N], signs: u8, y: &mut [f32]) {
-    for j in 0..N {
-        let value = d * grid[j] as f32;
-        y[j] = if signs >> j & 1 != 0 { -value } else { value };
+fn signed<const G: usize>(
+    grid: &[[i8; 8]; 32],
+    signs: &[[i8; 8]; 32],
+    d: impl Fn(usize) -> f32,
+    y: &mut [f32; 256],
+) {
+    let mut codes = [0; 256];
+    for (q, (grid, signs)) in codes.iter_mut().zip(grid.as_flattened().iter().zip(signs.as_flattened())) {
+        *q = (grid ^ signs) - signs;
+    }
+    for (g, (y, q)) in y.as_chunks_mut().0.iter_mut().zip(codes.as_chunks::<G>().0).enumerate() {
+        scale(d(g), q, y);
     }
 }
 
@@ -26,38 +47,38 @@ fn signed<const N: usize>(d: f32, grid: &[i8; N], signs: u8, y: &mut [f32]) {
 #[inline(always)]
 pub(super) fn iq2_xxs(b: &[u8; 66], y: &mut [f32; 256]) {
     let d = f16(b, 0);
-    for (g, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let grid: &[u8; 4] = part(b, 2 + 8 * g);
-        let word = u32_at(b, 6 + 8 * g);
-        let d = d * (0.5 + (word >> 28) as f32) * 0.25;
-        for l in 0..4 {
-            signed(d, &IQ2_XXS[grid[l] as usize], even_signs(word >> (7 * l)), &mut y[8 * l..][..8]);
-        }
-    }
+    let word = |g| u32_at(b, 6 + 8 * g);
+    let grid = from_fn(|l| IQ2_XXS[b[2 + 8 * (l / 4) + l % 4] as usize]);
+    let signs = from_fn(|l| even_signs(word(l / 4), l % 4));
+    signed::<32>(&grid, &signs, |g| d * (0.5 + (word(g) >> 28) as f32) * 0.25, y);
 }
 
 /// d f16; 32 words of a 9-bit grid number and 7 signs; 8 bytes, a 4-bit scale per 16 elements.
 #[inline(always)]
 pub(super) fn iq2_xs(b: &[u8; 74], y: &mut [f32; 256]) {
     let d = f16(b, 0);
-    for (l, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let word = u16_at(b, 2 + 2 * l);
-        let scale = b[66 + l / 4] >> (l / 2 % 2 * 4) & 15;
-        let d = d * (0.5 + scale as f32) * 0.25;
-        signed(d, &IQ2_XS[word as usize & 511], even_signs(word as u32 >> 9), y);
-    }
+    let word = |l| u16_at(b, 2 + 2 * l);
+    let grid = from_fn(|l| IQ2_XS[word(l) as usize & 511]);
+    let signs = from_fn(|l| EVEN_SIGNS[word(l) as usize >> 9]);
+    signed::<16>(&grid, &signs, |g| d * (0.5 + nibble(b, 66, g) as f32) * 0.25, y);
+}
+
+/// The `i`-th nibble from byte `at` on, low before high.
+#[inline(always)]
+fn nibble(b: &[u8], at: usize, i: usize) -> u8 {
+    b[at + i / 2] >> (i % 2 * 4) & 15
 }
 
 /// d f16; 32 low grid bytes; 32 sign bytes; 8 bytes of upper grid bits; 8 bytes of scales as iq2_xs.
 #[inline(always)]
 pub(super) fn iq2_s(b: &[u8; 82], y: &mut [f32; 256]) {
     let d = f16(b, 0);
-    for (l, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+    let grid = from_fn(|l| {
         let upper = b[66 + l / 4] as usize >> (l % 4 * 2) & 3;
-        let scale = b[74 + l / 4] >> (l / 2 % 2 * 4) & 15;
-        let d = d * (0.5 + scale as f32) * 0.25;
-        signed(d, &IQ2_S[b[2 + l] as usize | upper << 8], b[34 + l], y);
-    }
+        IQ2_S[b[2 + l] as usize | upper << 8]
+    });
+    let signs = from_fn(|l| MASKS[b[34 + l] as usize]);
+    signed::<16>(&grid, &signs, |g| d * (0.5 + nibble(b, 74, g) as f32) * 0.25, y);
 }
 
 /// d f16; 64 grid bytes; per 32 elements a word of signs and scale as in iq2_xxs;
@@ -65,16 +86,16 @@ pub(super) fn iq2_s(b: &[u8; 82], y: &mut [f32; 256]) {
 #[inline(always)]
 pub(super) fn iq3_xxs(b: &[u8; 98], y: &mut [f32; 256]) {
     let d = f16(b, 0);
-    for (g, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let grid: &[u8; 8] = part(b, 2 + 8 * g);
-        let word = u32_at(b, 66 + 4 * g);
-        let d = d * (0.5 + (word >> 28) as f32) * 0.5;
-        for l in 0..4 {
-            let signs = even_signs(word >> (7 * l));
-            signed(d, &IQ3_XXS[grid[2 * l] as usize], signs, &mut y[8 * l..][..4]);
-            signed(d, &IQ3_XXS[grid[2 * l + 1] as usize], signs >> 4, &mut y[8 * l + 4..][..4]);
-        }
-    }
+    let word = |g| u32_at(b, 66 + 4 * g);
+    let grid = from_fn(|l| pair(IQ3_XXS[b[2 + 2 * l] as usize], IQ3_XXS[b[3 + 2 * l] as usize]));
+    let signs = from_fn(|l| even_signs(word(l / 4), l % 4));
+    signed::<32>(&grid, &signs, |g| d * (0.5 + (word(g) >> 28) as f32) * 0.5, y);
+}
+
+/// Two grid entries of four elements.
+#[inline(always)]
+fn pair(a: [i8; 4], b: [i8; 4]) -> [i8; 8] {
+    [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
 }
 
 /// d f16; 64 low grid bytes; 8 bytes of ninth grid bits; 32 sign bytes; 4 bytes, a 4-bit scale per
@@ -82,21 +103,28 @@ pub(super) fn iq3_xxs(b: &[u8; 98], y: &mut [f32; 256]) {
 #[inline(always)]
 pub(super) fn iq3_s(b: &[u8; 110], y: &mut [f32; 256]) {
     let d = f16(b, 0);
-    for (l, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let upper = b[66 + l / 4] as usize >> (l % 4 * 2);
-        let scale = b[106 + l / 8] >> (l / 4 % 2 * 4) & 15;
-        let d = d * (1 + 2 * scale) as f32;
-        signed(d, &IQ3_S[b[2 + 2 * l] as usize | (upper & 1) << 8], b[74 + l], &mut y[..4]);
-        signed(d, &IQ3_S[b[3 + 2 * l] as usize | (upper & 2) << 7], b[74 + l] >> 4, &mut y[4..]);
-    }
+    let entry = |i| IQ3_S[b[2 + i] as usize | (b[66 + i / 8] as usize >> (i % 8) & 1) << 8];
+    let grid = from_fn(|l| pair(entry(2 * l), entry(2 * l + 1)));
+    let signs = from_fn(|l| MASKS[b[74 + l] as usize]);
+    signed::<32>(&grid, &signs, |g| d * (1 + 2 * nibble(b, 106, g)) as f32, y);
 }
 
-/// d × (grid ± ⅛), minus when `below`.
+/// d × (grid ± ⅛), minus where `below`, with one d per `G` elements: ⅛ × d × (8 × grid ± 1), since all
+/// of these products are exact.
 #[inline(always)]
-fn shifted(d: f32, grid: &[i8; 8], below: bool, y: &mut [f32; 8]) {
-    let delta = if below { -0.125 } else { 0.125 };
-    for j in 0..8 {
-        y[j] = d * (grid[j] as f32 + delta);
+fn shifted<const G: usize>(
+    grid: &[[i8; 8]; 32],
+    below: impl Fn(usize) -> bool,
+    d: impl Fn(usize) -> f32,
+    y: &mut [f32; 256],
+) {
+    let shifts: [[i8; 8]; 32] = from_fn(|l| [if below(l) { -1 } else { 1 }; 8]);
+    let mut codes = [0; 256];
+    for (q, (grid, shift)) in codes.iter_mut().zip(grid.as_flattened().iter().zip(shifts.as_flattened())) {
+        *q = 8 * grid + shift;
+    }
+    for (g, (y, q)) in y.as_chunks_mut().0.iter_mut().zip(codes.as_chunks::<G>().0).enumerate() {
+        scale(d(g) * 0.125, q, y);
     }
 }
 
@@ -105,12 +133,10 @@ fn shifted(d: f32, grid: &[i8; 8], below: bool, y: &mut [f32; 8]) {
 #[inline(always)]
 pub(super) fn iq1_s(b: &[u8; 50], y: &mut [f32; 256]) {
     let d = f16(b, 0);
-    for (l, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let word = u16_at(b, 34 + l / 4 * 2);
-        let d = d * (2 * (word >> 12 & 7) + 1) as f32;
-        let upper = word as usize >> (l % 4 * 3) & 7;
-        shifted(d, &IQ1[b[2 + l] as usize | upper << 8], word & 0x8000 != 0, y);
-    }
+    let word = |g| u16_at(b, 34 + 2 * g);
+    let grid = from_fn(|l| IQ1[b[2 + l] as usize | (word(l / 4) as usize >> (l % 4 * 3) & 7) << 8]);
+    let below = |l| word(l / 4) & 0x8000 != 0;
+    shifted::<32>(&grid, below, |g| d * (2 * (word(g) >> 12 & 7) + 1) as f32, y);
 }
 
 /// The f16 scale of iq1_m: the top four bits of each of the last four words, first word lowest.
@@ -130,30 +156,40 @@ pub(super) fn iq1_m_nonfinite(b: &[u8; 56]) -> bool {
 #[inline(always)]
 pub(super) fn iq1_m(b: &[u8; 56], y: &mut [f32; 256]) {
     let d = from_f16(iq1_m_scale(b));
-    for (l, y) in y.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let scale = u16_at(b, 48 + l / 8 * 2) >> (l / 2 % 4 * 3) & 7;
-        let d = d * (2 * scale + 1) as f32;
-        let nibble = b[32 + l / 2] >> (l % 2 * 4);
-        shifted(d, &IQ1[b[l] as usize | (nibble as usize & 7) << 8], nibble & 8 != 0, y);
-    }
+    let grid = from_fn(|l| IQ1[b[l] as usize | (nibble(b, 32, l) as usize & 7) << 8]);
+    let below = |l| nibble(b, 32, l) & 8 != 0;
+    let scale = |g| u16_at(b, 48 + g / 4 * 2) >> (g % 4 * 3) & 7;
+    shifted::<16>(&grid, below, |g| d * (2 * scale(g) + 1) as f32, y);
 }
 
 /// The 16 levels of iq4_nl and iq4_xs (`kvalues_iq4nl` in ggml-common.h).
-static IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// d × level of 32 nibbles: the low nibbles are elements 0..16, the high ones 16..32.
-#[inline(always)]
-fn levels(d: f32, q: &[u8; 16], y: &mut [f32; 32]) {
-    for j in 0..16 {
-        y[j] = d * IQ4[q[j] as usize & 15] as f32;
-        y[j + 16] = d * IQ4[q[j] as usize >> 4] as f32;
+/// The levels of the low and the high nibble of each byte: one look-up for two elements.
+static IQ4_PAIRS: [[i8; 2]; 256] = {
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        pairs[byte] = [IQ4[byte & 15], IQ4[byte >> 4]];
+        byte += 1;
     }
+    pairs
+};
+
+/// The levels of 32 nibbles, in the order of [`nibbles`](super::block::nibbles).
+#[inline(always)]
+fn levels(q: &[u8; 16]) -> [i8; 32] {
+    let mut codes = [0; 32];
+    for j in 0..16 {
+        [codes[j], codes[j + 16]] = IQ4_PAIRS[q[j] as usize];
+    }
+    codes
 }
 
 /// d f16, 16 bytes of nibbles.
 #[inline(always)]
 pub(super) fn iq4_nl(b: &[u8; 18], y: &mut [f32; 32]) {
-    levels(f16(b, 0), part(b, 2), y);
+    scale(f16(b, 0), &levels(part(b, 2)), y);
 }
 
 /// d f16; per 32 elements a 6-bit scale, its upper bits in a word, its low nibbles in 4 bytes; 128
@@ -163,7 +199,7 @@ pub(super) fn iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
     let d = f16(b, 0);
     let upper = u16_at(b, 2);
     for (g, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let scale = b[4 + g / 2] >> (g % 2 * 4) & 15 | ((upper >> (2 * g) & 3) as u8) << 4;
-        levels(d * (scale as i8 - 32) as f32, part(b, 8 + 16 * g), y);
+        let six_bits = nibble(b, 4, g) | ((upper >> (2 * g) & 3) as u8) << 4;
+        scale(d * (six_bits as i8 - 32) as f32, &levels(part(b, 8 + 16 * g)), y);
     }
 }

@@ -1,19 +1,34 @@
 //! The k-quants, super-blocks of 256: q2_K, q3_K, q4_K, q5_K, q6_K
 //! (`dequantize_row_*` in ggml-quants.c).
 
-use super::block::{f16, part, u32_at};
+use super::block::{f16, part, scale, u32_at};
+
+/// The 2-bit codes of a super-block: of each 32 bytes, the lowest two bits of each are 32 elements, the
+/// next two bits the next 32, and so on.
+#[inline(always)]
+pub(super) fn two_bits(q: &[u8; 64]) -> [u8; 256] {
+    let mut codes = [0; 256];
+    for (codes, q) in codes.as_chunks_mut::<128>().0.iter_mut().zip(q.as_chunks::<32>().0) {
+        for j in 0..32 {
+            codes[j] = q[j] & 3;
+            codes[j + 32] = q[j] >> 2 & 3;
+            codes[j + 64] = q[j] >> 4 & 3;
+            codes[j + 96] = q[j] >> 6;
+        }
+    }
+    codes
+}
 
 /// 16 bytes of scale (low nibble) and minimum (high nibble) per 16 elements, 64 bytes of 2-bit codes,
 /// d f16, dmin f16; d × scale × q − dmin × minimum.
 #[inline(always)]
 pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
     let (d, dmin) = (f16(b, 80), f16(b, 82));
-    for (g, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+    let codes = two_bits(part(b, 16));
+    for (g, (y, q)) in y.as_chunks_mut::<16>().0.iter_mut().zip(codes.as_chunks::<16>().0).enumerate() {
         let (d, m) = (d * (b[g] & 15) as f32, dmin * (b[g] >> 4) as f32);
-        let q: &[u8; 16] = part(b, 16 + 32 * (g / 8) + 16 * (g % 2));
-        let shift = g / 2 % 4 * 2;
         for j in 0..16 {
-            y[j] = d * (q[j] >> shift & 3) as f32 - m;
+            y[j] = d * q[j] as f32 - m;
         }
     }
 }
@@ -33,15 +48,15 @@ fn q3_k_scales(b: &[u8; 110]) -> [i8; 16] {
 pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
     let d = f16(b, 108);
     let scales = q3_k_scales(b);
-    for (g, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let d = d * scales[g] as f32;
-        let q: &[u8; 16] = part(b, 32 + 32 * (g / 8) + 16 * (g % 2));
-        let h: &[u8; 16] = part(b, 16 * (g % 2));
-        let (shift, bit) = (g / 2 % 4 * 2, g / 2);
-        for j in 0..16 {
-            let q = (q[j] >> shift & 3) | (h[j] >> bit & 1) << 2;
-            y[j] = d * (q as i8 - 4) as f32;
+    let h: &[u8; 32] = part(b, 0);
+    let mut codes = two_bits(part(b, 32)).map(|q| q as i8 - 4);
+    for (g, q) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for j in 0..32 {
+            q[j] += ((h[j] >> g & 1) << 2) as i8;
         }
+    }
+    for (g, (y, q)) in y.as_chunks_mut().0.iter_mut().zip(codes.as_chunks::<16>().0).enumerate() {
+        scale(d * scales[g] as f32, q, y);
     }
 }
 
@@ -92,15 +107,17 @@ pub(super) fn q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
 #[inline(always)]
 pub(super) fn q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
     let d = f16(b, 208);
-    for (g, y) in y.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        let d = d * (b[192 + g] as i8) as f32;
-        // A half of 128 elements is four runs of 32: low nibbles of 64 bytes, then the high ones.
-        let (half, run) = (g / 8, g / 2 % 4);
-        let q: &[u8; 16] = part(b, 64 * half + 16 * (g % 4));
-        let h: &[u8; 16] = part(b, 128 + 32 * half + 16 * (g % 2));
-        for j in 0..16 {
-            let q = (q[j] >> (run / 2 * 4) & 15) | (h[j] >> (2 * run) & 3) << 4;
-            y[j] = d * (q as i8 - 32) as f32;
+    let mut codes = two_bits(part(b, 128));
+    for (n, codes) in codes.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        // The low nibbles of 64 bytes are 64 elements, the high ones the next 64.
+        let q: &[u8; 64] = part(b, 64 * n);
+        for j in 0..64 {
+            codes[j] = codes[j] << 4 | (q[j] & 15);
+            codes[j + 64] = codes[j + 64] << 4 | q[j] >> 4;
         }
+    }
+    let codes = codes.map(|q| q as i8 - 32);
+    for (g, (y, q)) in y.as_chunks_mut().0.iter_mut().zip(codes.as_chunks::<16>().0).enumerate() {
+        scale(d * (b[192 + g] as i8) as f32, q, y);
     }
 }

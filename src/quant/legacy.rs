@@ -1,9 +1,9 @@
 //! The 32-element types of the first ggml: q4_0, q4_1, q5_0, q5_1, q8_0
 //! (`dequantize_row_*` in ggml-quants.c).
 
-use super::block::{f16, part};
+use super::block::{MASKS, f16, nibbles, part, scale};
 
-/// d f16, 16 bytes: the low nibbles are elements 0..16, the high ones 16..32; d × (q − 8).
+/// d f16, 16 bytes of nibbles; d × (q − 8).
 #[inline(always)]
 pub(super) fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
     let d = f16(b, 0);
@@ -14,46 +14,41 @@ pub(super) fn q4_0(b: &[u8; 18], y: &mut [f32; 32]) {
     }
 }
 
-/// d f16, m f16, nibbles as in q4_0; d × q + m.
+/// y = d × q + m.
+#[inline(always)]
+fn scale_and_add(d: f32, m: f32, q: &[i8; 32], y: &mut [f32; 32]) {
+    for j in 0..32 {
+        y[j] = d * q[j] as f32 + m;
+    }
+}
+
+/// d f16, m f16, 16 bytes of nibbles; d × q + m.
 #[inline(always)]
 pub(super) fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
-    let (d, m) = (f16(b, 0), f16(b, 2));
-    let q: &[u8; 16] = part(b, 4);
-    for j in 0..16 {
-        y[j] = d * (q[j] & 15) as f32 + m;
-        y[j + 16] = d * (q[j] >> 4) as f32 + m;
-    }
+    scale_and_add(f16(b, 0), f16(b, 2), &nibbles(part(b, 4)), y);
 }
 
-/// The fifth bit of each of 32 codes, in place: bit j of `at` belongs to element j.
+/// Codes of 5 bits, less `zero`: 32 fifth bits in a word, lowest first, then 16 bytes of nibbles.
 #[inline(always)]
-fn fifth_bits(at: &[u8; 4]) -> [u8; 32] {
-    let bits = u32::from_le_bytes(*at);
-    std::array::from_fn(|j| (bits >> j & 1) as u8 * 16)
+fn five_bits(b: &[u8; 20], zero: i8) -> [i8; 32] {
+    let mut codes = nibbles(part(b, 4));
+    let fifth: [[i8; 8]; 4] = std::array::from_fn(|i| MASKS[b[i] as usize]);
+    for (q, fifth) in codes.iter_mut().zip(fifth.as_flattened()) {
+        *q = *q + (fifth & 16) - zero;
+    }
+    codes
 }
 
-/// d f16, 32 fifth bits, nibbles as in q4_0; d × (q − 16).
+/// d f16, 32 fifth bits, 16 bytes of nibbles; d × (q − 16).
 #[inline(always)]
 pub(super) fn q5_0(b: &[u8; 22], y: &mut [f32; 32]) {
-    let d = f16(b, 0);
-    let h = fifth_bits(part(b, 2));
-    let q: &[u8; 16] = part(b, 6);
-    for j in 0..16 {
-        y[j] = d * ((q[j] & 15 | h[j]) as i8 - 16) as f32;
-        y[j + 16] = d * ((q[j] >> 4 | h[j + 16]) as i8 - 16) as f32;
-    }
+    scale(f16(b, 0), &five_bits(part(b, 2), 16), y);
 }
 
-/// d f16, m f16, 32 fifth bits, nibbles as in q4_0; d × q + m.
+/// d f16, m f16, 32 fifth bits, 16 bytes of nibbles; d × q + m.
 #[inline(always)]
 pub(super) fn q5_1(b: &[u8; 24], y: &mut [f32; 32]) {
-    let (d, m) = (f16(b, 0), f16(b, 2));
-    let h = fifth_bits(part(b, 4));
-    let q: &[u8; 16] = part(b, 8);
-    for j in 0..16 {
-        y[j] = d * (q[j] & 15 | h[j]) as f32 + m;
-        y[j + 16] = d * (q[j] >> 4 | h[j + 16]) as f32 + m;
-    }
+    scale_and_add(f16(b, 0), f16(b, 2), &five_bits(part(b, 4), 0), y);
 }
 
 /// d f16, 32 i8; d × q.

@@ -21,7 +21,7 @@ mod lowbit;
 mod microscale;
 mod ternary;
 
-use block::{Vectors, f16_nonfinite};
+use block::{Blocks, Vectors, f16_nonfinite};
 
 /// A dtype that weights are decoded to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,7 +83,7 @@ enum Kind {
     Activation,
 }
 
-/// What a row knows beyond sizes.
+/// The code of a type, compiled for each set of vector instructions.
 #[derive(Debug)]
 struct Code {
     /// Decodes whole blocks.
@@ -92,45 +92,50 @@ struct Code {
     nonfinite: fn(Vectors, &[u8]) -> u64,
 }
 
-/// A row of a float type: its element's bytes, how to read one, which elements are not finite.
+/// A row of a float type: its element's bytes, the output dtype that is a copy, how to read an element
+/// and whether it is NaN or infinite.
 macro_rules! float {
-    ($id:literal $name:literal $bytes:literal $same:expr, $read:expr, $nonfinite:expr) => {
-        GgmlType {
-            id: $id,
-            name: $name,
-            block: 1,
-            bytes: $bytes,
-            kind: Kind::Float {
-                same: $same,
-                code: Code {
-                    decode: |vectors, blocks, to, out| block::cast::<$bytes>($read, vectors, blocks, to, out),
-                    nonfinite: |vectors, blocks| block::count::<$bytes>($nonfinite, vectors, blocks),
-                },
-            },
+    ($id:literal $name:literal $bytes:literal $same:expr, |$b:ident| $read:expr, $nonfinite:expr) => {{
+        struct Row;
+        impl Blocks<$bytes, 1> for Row {
+            #[inline(always)]
+            fn decode($b: &[u8; $bytes], y: &mut [f32; 1]) {
+                *y = [$read];
+            }
+            #[inline(always)]
+            fn nonfinite($b: &[u8; $bytes]) -> bool {
+                $nonfinite
+            }
         }
-    };
+        let code = Code { decode: block::cast::<Row, $bytes>, nonfinite: block::count::<Row, $bytes, 1> };
+        GgmlType { id: $id, name: $name, block: 1, bytes: $bytes, kind: Kind::Float { same: $same, code } }
+    }};
 }
 
-/// A row of a quantised type: block elements and bytes, decoder, and either the offsets of the f16
-/// scales that every element is a multiple of or sum with, or a function of its own.
+/// A row of a quantised type: block elements and bytes, decoder, and how to tell that a block holds a
+/// NaN or an infinity: the offsets of f16 scales, each of which takes part in every element, or code.
 macro_rules! quantised {
     ($id:literal $name:literal $block:literal $bytes:literal $decode:path, scales $($at:literal)+) => {
-        quantised!($id $name $block $bytes $decode, |b: &[u8; $bytes]| false $(| f16_nonfinite(b, $at))+)
+        quantised!($id $name $block $bytes $decode, |b| false $(| f16_nonfinite(b, $at))+)
     };
-    ($id:literal $name:literal $block:literal $bytes:literal $decode:path, $nonfinite:expr) => {
-        GgmlType {
-            id: $id,
-            name: $name,
-            block: $block,
-            bytes: $bytes,
-            kind: Kind::Quantised(Code {
-                decode: |vectors, blocks, to, out| {
-                    block::decode::<$bytes, $block>($decode, vectors, blocks, to, out)
-                },
-                nonfinite: |vectors, blocks| block::count::<$bytes>($nonfinite, vectors, blocks),
-            }),
+    ($id:literal $name:literal $block:literal $bytes:literal $decode:path, |$b:ident| $nonfinite:expr) => {{
+        struct Row;
+        impl Blocks<$bytes, $block> for Row {
+            #[inline(always)]
+            fn decode(b: &[u8; $bytes], y: &mut [f32; $block]) {
+                $decode(b, y);
+            }
+            #[inline(always)]
+            fn nonfinite($b: &[u8; $bytes]) -> bool {
+                $nonfinite
+            }
         }
-    };
+        let code = Code {
+            decode: block::decode::<Row, $bytes, $block>,
+            nonfinite: block::count::<Row, $bytes, $block>,
+        };
+        GgmlType { id: $id, name: $name, block: $block, bytes: $bytes, kind: Kind::Quantised(code) }
+    }};
 }
 
 /// A row of a type that is never decoded.
@@ -144,10 +149,10 @@ macro_rules! sizes {
 /// `ggml_get_type_traits`.
 #[rustfmt::skip]
 pub static TYPES: [GgmlType; 35] = [
-    float!(0 "f32" 4 Some(Float::F32), f32::from_le_bytes,
-        |b: &[u8; 4]| u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
-    float!(1 "f16" 2 Some(Float::F16), |b| float::from_f16(u16::from_le_bytes(b)),
-        |b: &[u8; 2]| u16::from_le_bytes(*b) & 0x7c00 == 0x7c00),
+    float!(0 "f32" 4 Some(Float::F32), |b| f32::from_le_bytes(*b),
+        u32::from_le_bytes(*b) & 0x7f80_0000 == 0x7f80_0000),
+    float!(1 "f16" 2 Some(Float::F16), |b| float::from_f16(u16::from_le_bytes(*b)),
+        u16::from_le_bytes(*b) & 0x7c00 == 0x7c00),
     quantised!(2 "q4_0" 32 18 legacy::q4_0, scales 0),
     quantised!(3 "q4_1" 32 20 legacy::q4_1, scales 0 2),
     quantised!(6 "q5_0" 32 22 legacy::q5_0, scales 0),
@@ -172,16 +177,16 @@ pub static TYPES: [GgmlType; 35] = [
     sizes!(25 "i16" 1 2 Kind::Integer),
     sizes!(26 "i32" 1 4 Kind::Integer),
     sizes!(27 "i64" 1 8 Kind::Integer),
-    float!(28 "f64" 8 None, |b| float::from_f64(f64::from_le_bytes(b)),
-        |b: &[u8; 8]| u64::from_le_bytes(*b) & (0x7ff << 52) == 0x7ff << 52),
-    quantised!(29 "iq1_m" 256 56 iquants::iq1_m, iquants::iq1_m_nonfinite),
-    float!(30 "bf16" 2 Some(Float::Bf16), |b| float::from_bf16(u16::from_le_bytes(b)),
-        |b: &[u8; 2]| u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
+    float!(28 "f64" 8 None, |b| float::from_f64(f64::from_le_bytes(*b)),
+        u64::from_le_bytes(*b) & (0x7ff << 52) == 0x7ff << 52),
+    quantised!(29 "iq1_m" 256 56 iquants::iq1_m, |b| iquants::iq1_m_nonfinite(b)),
+    float!(30 "bf16" 2 Some(Float::Bf16), |b| float::from_bf16(u16::from_le_bytes(*b)),
+        u16::from_le_bytes(*b) & 0x7f80 == 0x7f80),
     quantised!(34 "tq1_0" 256 54 ternary::tq1_0, scales 52),
     quantised!(35 "tq2_0" 256 66 ternary::tq2_0, scales 64),
-    quantised!(39 "mxfp4" 32 17 microscale::mxfp4, microscale::mxfp4_overflows),
+    quantised!(39 "mxfp4" 32 17 microscale::mxfp4, |b| microscale::mxfp4_overflows(b)),
     // No code of nvfp4 is NaN or infinite.
-    quantised!(40 "nvfp4" 64 36 microscale::nvfp4, |_| false),
+    quantised!(40 "nvfp4" 64 36 microscale::nvfp4, |_b| false),
     quantised!(41 "q1_0" 128 18 lowbit::q1_0, scales 0),
     quantised!(42 "q2_0" 64 18 lowbit::q2_0, scales 0),
 ];

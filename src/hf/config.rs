@@ -1,0 +1,244 @@
+//! config.json and generation_config.json, by the rules of mappings/config/ARCHITECTURE.toml.
+
+use super::expr::{self, Outcome};
+use super::facts::Facts;
+use super::vocab::Vocab;
+use super::{Model, Request};
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// The files of mappings/config; a new architecture is a file and a line here.
+const ARCHITECTURES: &[(&str, &str)] = &[
+    ("deepseek2", include_str!("../../mappings/config/deepseek2.toml")),
+    ("glm-dsa", include_str!("../../mappings/config/glm-dsa.toml")),
+    ("llama", include_str!("../../mappings/config/llama.toml")),
+    ("qwen2", include_str!("../../mappings/config/qwen2.toml")),
+    ("qwen3", include_str!("../../mappings/config/qwen3.toml")),
+    ("qwen3moe", include_str!("../../mappings/config/qwen3moe.toml")),
+];
+
+/// One file of mappings/config.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Architecture {
+    /// GGUF's name, `general.architecture`.
+    architecture: String,
+    /// Keys of config.json that the shapes of the weights depend on.
+    pub(super) structure: Vec<String>,
+    /// Other classes of the same weights, for a given config.json.
+    #[serde(default)]
+    kin: Vec<String>,
+    /// Texts of tokens that end a reply, when the vocabulary has them as control tokens.
+    #[serde(default)]
+    stop: Vec<String>,
+    /// Names for expressions used more than once.
+    #[serde(default)]
+    symbols: toml::Table,
+    /// config.json, for all models of the architecture.
+    config: toml::Table,
+    /// The Hugging Face models it may be; the first whose condition holds.
+    model: Vec<Choice>,
+}
+
+/// One Hugging Face model that an architecture may be.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Choice {
+    /// When it is this one; always, without.
+    when: Option<String>,
+    /// Its class, `GlmMoeDsaForCausalLM`.
+    class: String,
+    /// Its `model_type`.
+    model_type: String,
+    /// What its config.json has besides.
+    #[serde(default)]
+    config: toml::Table,
+}
+
+impl Architecture {
+    /// The rules for the architecture of `gguf`.
+    pub(super) fn of(gguf: &Gguf) -> Result<Architecture> {
+        let name = gguf.metadata().text("general.architecture")?.unwrap_or("");
+        let Some((_, text)) = ARCHITECTURES.iter().find(|(known, _)| *known == name) else {
+            let known: Vec<_> = ARCHITECTURES.iter().map(|(known, _)| *known).collect();
+            return Err(Error::source(
+                "general.architecture",
+                format!(
+                    "{:?}: no rules for its config.json; known are {}",
+                    crate::error::shown(name),
+                    known.join(", ")
+                ),
+            ));
+        };
+        Self::parse(name, text)
+    }
+
+    fn parse(name: &str, text: &str) -> Result<Architecture> {
+        let file = format!("mappings/config/{name}.toml");
+        let rules: Architecture = toml::from_str(text).map_err(|e| Error::mapping(&file, e.message()))?;
+        if rules.architecture != name {
+            return Err(Error::mapping(
+                &file,
+                format!("architecture {:?}, expected {name:?}", rules.architecture),
+            ));
+        }
+        Ok(rules)
+    }
+
+    fn facts<'a>(&'a self, gguf: &'a Gguf, request: &'a Request, vocab: Option<&'a Vocab>) -> Facts<'a> {
+        Facts::new(gguf, &self.architecture, &self.symbols, request, vocab, &self.stop)
+    }
+
+    /// Which Hugging Face model it is.
+    pub(super) fn model(&self, gguf: &Gguf, request: &Request) -> Result<Model> {
+        let choice = self.choice(&self.facts(gguf, request, None))?;
+        Ok(Model { class: choice.class.clone(), model_type: choice.model_type.clone() })
+    }
+
+    fn choice(&self, facts: &Facts) -> Result<&Choice> {
+        for choice in &self.model {
+            let holds = match &choice.when {
+                None => true,
+                Some(when) => expr::holds(&facts.evaluate(when)?.0),
+            };
+            if holds {
+                return Ok(choice);
+            }
+        }
+        Err(Error::mapping(&self.architecture, "no [[model]] holds; the last should have no condition"))
+    }
+
+    /// Other classes that a given config.json of this architecture may name.
+    pub(super) fn kin(&self) -> &[String] {
+        &self.kin
+    }
+
+    /// config.json of the model, and the required keys that have no value.
+    pub(super) fn config(
+        &self,
+        gguf: &Gguf,
+        request: &Request,
+        vocab: Option<&Vocab>,
+    ) -> Result<(Map<String, Value>, Vec<Error>)> {
+        let facts = self.facts(gguf, request, vocab);
+        let choice = self.choice(&facts)?;
+        let mut config = Map::new();
+        let mut problems = Vec::new();
+        config.insert("architectures".into(), vec![choice.class.clone()].into());
+        config.insert("model_type".into(), choice.model_type.clone().into());
+        for table in [&self.config, &choice.config] {
+            fill(&mut config, table, &facts, &mut problems)?;
+        }
+        Ok((config, problems))
+    }
+
+    /// generation_config.json: where a reply ends, and the sampling that the GGUF recommends.
+    pub(super) fn generation(
+        &self,
+        gguf: &Gguf,
+        request: &Request,
+        vocab: &Vocab,
+    ) -> Result<Map<String, Value>> {
+        let facts = self.facts(gguf, request, Some(vocab));
+        let mut generation = Map::new();
+        let mut put = |key: &str, name: &str| -> Result<bool> {
+            let (outcome, _) = facts.evaluate(name)?;
+            let Outcome::Is(value) = outcome else { return Ok(false) };
+            generation.insert(key.into(), value);
+            Ok(true)
+        };
+        put("bos_token_id", "bos")?;
+        put("eos_token_id", "eos")?;
+        put("pad_token_id", "pad")?;
+        let mut sampled = false;
+        for (key, name) in [
+            ("temperature", "general.sampling.temp"),
+            ("top_k", "general.sampling.top_k"),
+            ("top_p", "general.sampling.top_p"),
+            ("min_p", "general.sampling.min_p"),
+            ("repetition_penalty", "general.sampling.penalty_repeat"),
+        ] {
+            sampled |= put(key, name)?;
+        }
+        if sampled {
+            generation.insert("do_sample".into(), true.into());
+        }
+        Ok(generation)
+    }
+}
+
+/// Adds what `table` says to `object`; a required key without a value becomes a problem.
+fn fill(
+    object: &mut Map<String, Value>,
+    table: &toml::Table,
+    facts: &Facts,
+    problems: &mut Vec<Error>,
+) -> Result<()> {
+    for (key, rule) in table {
+        let value = match rule {
+            toml::Value::String(text) => {
+                let (outcome, absent) = facts.evaluate(text)?;
+                match outcome {
+                    Outcome::Is(value) => value,
+                    Outcome::Omit => continue,
+                    Outcome::Absent => {
+                        problems.push(Error::source(
+                            absent.join(", "),
+                            format!(
+                                "not in the metadata, needed for {key} of config.json: convert to GGUF again, or give \
+                                 the model's own config.json with --hf-config DIR"
+                            ),
+                        ));
+                        continue;
+                    }
+                }
+            }
+            toml::Value::Table(inner) => {
+                if let Some(toml::Value::String(when)) = inner.get("when")
+                    && !expr::holds(&facts.evaluate(when)?.0)
+                {
+                    continue;
+                }
+                let mut nested = Map::new();
+                let rest =
+                    inner.iter().filter(|(k, _)| *k != "when").map(|(k, v)| (k.clone(), v.clone())).collect();
+                fill(&mut nested, &rest, facts, problems)?;
+                Value::Object(nested)
+            }
+            constant => json(constant),
+        };
+        object.insert(key.clone(), value);
+    }
+    Ok(())
+}
+
+fn json(constant: &toml::Value) -> Value {
+    match constant {
+        toml::Value::Boolean(b) => (*b).into(),
+        toml::Value::Integer(n) => (*n).into(),
+        toml::Value::Float(x) => expr::number(*x),
+        toml::Value::Array(all) => all.iter().map(json).collect::<Vec<_>>().into(),
+        toml::Value::String(s) => s.clone().into(),
+        toml::Value::Datetime(d) => d.to_string().into(),
+        toml::Value::Table(t) => Value::Object(t.iter().map(|(k, v)| (k.clone(), json(v))).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rules_file_parses() {
+        for (name, text) in ARCHITECTURES {
+            let rules = Architecture::parse(name, text).unwrap();
+            assert!(
+                rules.model.last().is_some_and(|m| m.when.is_none()),
+                "{name}: the last model has a condition"
+            );
+            assert!(!rules.structure.is_empty(), "{name}");
+        }
+    }
+}

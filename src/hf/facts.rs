@@ -1,0 +1,284 @@
+//! What a GGUF says about its model, by name: the values that expressions of mappings/config use.
+
+use super::Request;
+use super::expr::{self, Names, Outcome};
+use super::rope::{self, Llama3};
+use super::vocab::Vocab;
+use crate::error::{Error, Result};
+use crate::gguf::{self, Gguf};
+use serde_json::Value;
+use std::cell::{Cell, OnceCell, RefCell};
+
+/// The names an architecture's expressions may use.
+pub(super) struct Facts<'a> {
+    gguf: &'a Gguf,
+    architecture: &'a str,
+    symbols: &'a toml::Table,
+    request: &'a Request,
+    vocab: Option<&'a Vocab>,
+    stop: &'a [String],
+    /// Names that had no value since [`Facts::evaluate`] began, for the message.
+    absent: RefCell<Vec<String>>,
+    depth: Cell<usize>,
+    llama3: OnceCell<Option<Llama3>>,
+}
+
+impl<'a> Facts<'a> {
+    pub(super) fn new(
+        gguf: &'a Gguf,
+        architecture: &'a str,
+        symbols: &'a toml::Table,
+        request: &'a Request,
+        vocab: Option<&'a Vocab>,
+        stop: &'a [String],
+    ) -> Facts<'a> {
+        Facts {
+            gguf,
+            architecture,
+            symbols,
+            request,
+            vocab,
+            stop,
+            absent: RefCell::default(),
+            depth: Cell::new(0),
+            llama3: OnceCell::new(),
+        }
+    }
+
+    /// Evaluates an expression; with the outcome, the metadata keys it looked for in vain.
+    pub(super) fn evaluate(&self, text: &str) -> Result<(Outcome, Vec<String>)> {
+        self.absent.borrow_mut().clear();
+        let outcome = expr::evaluate(text, self)?;
+        Ok((outcome, self.absent.take()))
+    }
+
+    /// The rope scaling kept in `rope_freqs.weight`, if there is one.
+    fn llama3(&self) -> Result<Option<Llama3>> {
+        if let Some(known) = self.llama3.get() {
+            return Ok(*known);
+        }
+        let found = match self.gguf.tensors().iter().find(|t| t.name == "rope_freqs.weight") {
+            None => None,
+            Some(tensor) => {
+                if tensor.ty.name != "f32" {
+                    return Err(Error::source(
+                        &tensor.name,
+                        format!("type {}, expected f32: convert the model to GGUF again", tensor.ty.name),
+                    ));
+                }
+                let (words, _) = self.gguf.data(tensor).as_chunks::<4>();
+                let divisors: Vec<f64> = words.iter().map(|w| f32::from_le_bytes(*w).into()).collect();
+                let key = format!("{}.rope.freq_base", self.architecture);
+                rope::llama3(&divisors, self.gguf.metadata().number(&key)?.unwrap_or(10_000.0))?
+            }
+        };
+        Ok(*self.llama3.get_or_init(|| found))
+    }
+
+    /// The end-of-text tokens: the file's own, then those of the architecture that it has; one number
+    /// when there is one.
+    fn eos(&self) -> Option<Value> {
+        let ids = self.vocab?.end_ids(self.stop);
+        match ids.as_slice() {
+            [] => None,
+            [one] => Some((*one).into()),
+            _ => Some(ids.into()),
+        }
+    }
+}
+
+impl Names for Facts<'_> {
+    fn value(&self, name: &str) -> Result<Option<Value>> {
+        if let Some(symbol) = self.symbols.get(name) {
+            let toml::Value::String(text) = symbol else {
+                return Err(Error::mapping(name, "a symbol must be an expression in quotes"));
+            };
+            // A symbol may use others; one that uses itself would never end.
+            if self.depth.replace(self.depth.get() + 1) > 16 {
+                return Err(Error::mapping(name, "symbols that use each other in a circle"));
+            }
+            let outcome = expr::evaluate(text, self);
+            self.depth.set(self.depth.get() - 1);
+            return Ok(match outcome? {
+                Outcome::Is(value) => Some(value),
+                Outcome::Absent | Outcome::Omit => None,
+            });
+        }
+        let mtp = || self.layers_of("nextn_predict_layers").map(|n| n.unwrap_or(0));
+        let value = match name {
+            "vocab_rows" => Some(self.request.vocab_rows.into()),
+            "tied" => Some(self.request.tied.into()),
+            "dtype" => Some(self.request.dtype.as_str().into()),
+            "indexer" => Some(self.request.indexer.into()),
+            "mtp_layers" => Some(if self.request.mtp { mtp()? } else { 0 }.into()),
+            "bos" => self.vocab.and_then(|v| v.bos).map(Value::from),
+            "pad" => self.vocab.and_then(|v| v.pad).map(Value::from),
+            "eos" => self.eos(),
+            "rope_freqs.factor" => self.llama3()?.map(|s| expr::number(s.factor)),
+            "rope_freqs.low_freq" => self.llama3()?.map(|s| expr::number(s.low_freq)),
+            "rope_freqs.high_freq" => self.llama3()?.map(|s| expr::number(s.high_freq)),
+            "rope_freqs.original" => self.llama3()?.map(|s| expr::number(s.original).into_whole()),
+            "indexer.types" | "indexer.freq" | "indexer.offset" | "indexer.pattern" => {
+                let trunk = self.layers_of("block_count")?.unwrap_or(0).saturating_sub(mtp()?);
+                let full = indexer_layers(self.gguf, trunk)?;
+                if full.iter().all(|f| *f) { None } else { sharing(&full, name) }
+            }
+            _ => {
+                let key = match name.split('.').next() {
+                    Some("tokenizer" | "general") => name.to_owned(),
+                    _ => format!("{}.{name}", self.architecture),
+                };
+                let value = self.gguf.metadata().get(&key).map(|v| scalar(&key, v)).transpose()?;
+                if value.is_none() {
+                    self.absent.borrow_mut().push(key);
+                }
+                return Ok(value);
+            }
+        };
+        if value.is_none() {
+            self.absent.borrow_mut().push(name.to_owned());
+        }
+        Ok(value)
+    }
+
+    fn has_tensor(&self, name: &str) -> bool {
+        self.gguf.tensors().iter().any(|t| t.name == name)
+    }
+}
+
+impl Facts<'_> {
+    fn layers_of(&self, name: &str) -> Result<Option<u64>> {
+        self.gguf.metadata().count(&format!("{}.{name}", self.architecture))
+    }
+}
+
+/// Which of the first `trunk` layers run their own indexer; the others reuse the choice of the last
+/// that does (GLM-5.2). From the metadata where it says so; else from the tensors, where some layers
+/// have none; else llama.cpp's rule: a context of 2^20 is GLM-5.2, whose schedule is 3 layers, then
+/// every fourth. Some files carry a copy of the indexer in every layer, so tensors alone do not tell.
+pub fn indexer_layers(gguf: &Gguf, trunk: u64) -> Result<Vec<bool>> {
+    const KEY: &str = "glm-dsa.attention.indexer.types";
+    if trunk > 1 << 16 {
+        return Err(Error::source("block_count", format!("{trunk} layers: not a model")));
+    }
+    if let Some(array) = gguf.metadata().array(KEY)? {
+        let types: Vec<bool> = array
+            .iter()
+            .map(|v| matches!(v, gguf::Value::Bool(true) | gguf::Value::U64(1..) | gguf::Value::I64(1..)))
+            .collect();
+        // Older converters counted the draft layers in.
+        if (types.len() as u64) < trunk {
+            return Err(Error::source(
+                KEY,
+                format!(
+                    "{} entries, expected one for each of {trunk} layers: convert to GGUF again",
+                    types.len()
+                ),
+            ));
+        }
+        return Ok(types[..trunk as usize].to_vec());
+    }
+    let names: std::collections::HashSet<&str> = gguf.tensors().iter().map(|t| t.name.as_str()).collect();
+    let has: Vec<bool> =
+        (0..trunk).map(|l| names.contains(format!("blk.{l}.indexer.attn_k.weight").as_str())).collect();
+    let long = gguf.metadata().count("glm-dsa.context_length")?.unwrap_or(0) >= 1 << 20;
+    Ok(if has.iter().all(|h| *h) && long { (0..trunk).map(|l| follows(l, 4, 3)).collect() } else { has })
+}
+
+/// Whether `layer` runs its indexer under a schedule, as vLLM and transformers compute it.
+fn follows(layer: u64, freq: u64, offset: u64) -> bool {
+    (layer + 1).saturating_sub(offset).is_multiple_of(freq)
+}
+
+/// How config.json says which layers share: the list, and the schedule, or a pattern where none fits.
+fn sharing(full: &[bool], name: &str) -> Option<Value> {
+    let schedule =
+        (2..=16).flat_map(|freq| (0..=16).map(move |offset| (freq, offset))).find(|(freq, offset)| {
+            full.iter().enumerate().all(|(layer, full)| *full == follows(layer as u64, *freq, *offset))
+        });
+    match (name, schedule) {
+        ("indexer.types", _) => {
+            Some(full.iter().map(|f| if *f { "full" } else { "shared" }).collect::<Vec<_>>().into())
+        }
+        ("indexer.freq", Some((freq, _))) => Some(freq.into()),
+        ("indexer.offset", Some((_, offset))) => Some(offset.into()),
+        ("indexer.pattern", None) => {
+            Some(full.iter().map(|f| if *f { 'F' } else { 'S' }).collect::<String>().into())
+        }
+        _ => None,
+    }
+}
+
+/// A metadata value as JSON. An array of one value for every layer is that value: config.json has
+/// one number where the layers agree.
+fn scalar(key: &str, value: &gguf::Value) -> Result<Value> {
+    Ok(match value {
+        gguf::Value::U64(n) => (*n).into(),
+        gguf::Value::I64(n) => (*n).into(),
+        gguf::Value::F64(x) => expr::number(decimal(*x)),
+        gguf::Value::Bool(b) => (*b).into(),
+        gguf::Value::String(bytes) => String::from_utf8_lossy(bytes).into(),
+        gguf::Value::Array(array) => {
+            let first = array.get(0).filter(|first| array.iter().all(|v| v == *first));
+            let Some(first) = first.filter(|v| !matches!(v, gguf::Value::Array(_))) else {
+                return Err(Error::source(
+                    key,
+                    "values that differ from layer to layer, expected one for all: no Hugging Face class has this shape",
+                ));
+            };
+            return scalar(key, &first);
+        }
+    })
+}
+
+/// The shortest decimal that is this number. GGUF floats are f32: 1e-5 must not come out as
+/// 9.999999747378752e-6.
+fn decimal(value: f64) -> f64 {
+    let narrow = value as f32;
+    if f64::from(narrow) == value { narrow.to_string().parse().unwrap_or(value) } else { value }
+}
+
+/// Writes 8192.0 as 8192.
+trait IntoWhole {
+    fn into_whole(self) -> Value;
+}
+
+impl IntoWhole for Value {
+    fn into_whole(self) -> Value {
+        match self.as_f64() {
+            Some(x) if x.fract() == 0.0 && x.abs() < 9e15 => (x as i64).into(),
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_come_out_as_they_were_written() {
+        for text in ["1e-6", "1e-5", "10000", "0.0707", "2.5", "500000", "0.1"] {
+            let narrow: f32 = text.parse().unwrap();
+            assert_eq!(decimal(narrow.into()), text.parse::<f64>().unwrap(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_schedule_of_glm_5_2() {
+        // indexer_types of GLM-5.2's config.json: full in layers 0, 1, 2, 6, 10, … of 78.
+        let full: Vec<bool> = (0..78u64).map(|l| l < 2 || l % 4 == 2).collect();
+        assert_eq!(full, (0..78).map(|l| follows(l, 4, 3)).collect::<Vec<_>>());
+        assert_eq!(sharing(&full, "indexer.freq"), Some(4.into()));
+        assert_eq!(sharing(&full, "indexer.offset"), Some(3.into()));
+        assert_eq!(sharing(&full, "indexer.pattern"), None);
+        assert_eq!(sharing(&full, "indexer.types").unwrap()[3], "shared");
+    }
+
+    #[test]
+    fn types_without_a_schedule_become_a_pattern() {
+        let odd = [true, false, true, true, false, false];
+        assert_eq!(sharing(&odd, "indexer.freq"), None);
+        assert_eq!(sharing(&odd, "indexer.pattern"), Some("FSFFSS".into()));
+    }
+}

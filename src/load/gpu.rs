@@ -1,0 +1,357 @@
+//! The pipeline from a shard file to a GPU.
+//!
+//! Reader threads claim chunks in file order. A reader fills a page-locked slot, queues its copy,
+//! and goes on with the slot whose copy has run longest: a copy takes a fraction of the time that
+//! one thread needs to fill a slot, so a few slots more than threads suffice. Once all chunks of a
+//! leaf are on their way, the hashing thread queues that leaf's hash behind their copies on a
+//! stream of its own, so that verification overlaps with loading. Host memory is bounded by the
+//! slots, whatever the file.
+
+use super::read::{ALIGN, Source};
+use super::{Options, Shard, Stats, compare_leaves, numa};
+use crate::error::{Error, Result};
+use crate::gpu::blake3::{LeafHasher, VALUE};
+use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
+use crate::manifest::{self, LEAF};
+use std::collections::VecDeque;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+/// Slots beyond one per reader thread: those whose copies are queued, so that the copy engine
+/// always finds one.
+const EXTRA_SLOTS: usize = 8;
+/// Page-locked memory of one load at most.
+const MAX_PINNED: usize = 512 << 20;
+
+/// A shard in device memory: the whole file in one allocation, freed when dropped.
+pub struct Loaded {
+    memory: DeviceBuffer,
+    entry: manifest::Shard,
+    stats: Stats,
+}
+
+impl Loaded {
+    /// The device address of the tensor of that name and its entry in the manifest.
+    pub fn tensor(&self, name: &str) -> Option<(u64, &manifest::Tensor)> {
+        self.tensors().find(|(_, t)| t.name == name)
+    }
+
+    /// All tensors with their device addresses, in file order. The addresses are good for as long
+    /// as this value lives.
+    pub fn tensors(&self) -> impl Iterator<Item = (u64, &manifest::Tensor)> {
+        self.entry.tensors.iter().map(|t| (self.memory.ptr() + t.offset, t))
+    }
+
+    /// The memory: byte `i` of the file is byte `i` here.
+    pub fn memory(&self) -> &DeviceBuffer {
+        &self.memory
+    }
+
+    /// What the load did.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Reads the device memory back and compares it with the file of `shard`, byte by byte.
+    pub fn compare_with(&self, shard: &Shard) -> Result<()> {
+        let mut ours = vec![0; LEAF as usize];
+        let mut theirs = vec![0; LEAF as usize];
+        for begin in (0..self.memory.len()).step_by(LEAF as usize) {
+            let len = (self.memory.len() - begin).min(LEAF as usize);
+            self.memory.read(begin, &mut ours[..len])?;
+            shard
+                .file()
+                .read_exact_at(&mut theirs[..len], begin as u64)
+                .map_err(|e| Error::io(shard.path(), "read", e))?;
+            if let Some(at) = (0..len).find(|&i| ours[i] != theirs[i]) {
+                return Err(Error::shards(
+                    shard.path().display(),
+                    format!(
+                        "byte {} is {:#04x} in the file and {:#04x} on {}: the memory or the file is damaged",
+                        begin + at,
+                        theirs[at],
+                        ours[at],
+                        self.memory.device()
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shard {
+    /// Loads the shard to `device` and, unless turned off, verifies every leaf there.
+    ///
+    /// # Errors
+    /// Not enough device memory, a read that fails or falls short, a file that changes meanwhile,
+    /// a damaged leaf (with the tensors it holds): then nothing is handed out.
+    pub fn load(&self, device: &Device, options: &Options) -> Result<Loaded> {
+        let mut loaded = load_all(&[(self, device)], options)?;
+        loaded.pop().ok_or_else(|| Error::device(device, "nothing was loaded"))
+    }
+
+    /// As [`Shard::load`], into device memory that the caller owns.
+    ///
+    /// # Safety
+    /// `base`, a multiple of 16, must be memory of `device` for the file's bytes, used by nothing
+    /// until the call returns. After an error its contents are undefined.
+    pub unsafe fn load_into(&self, device: &Device, base: u64, options: &Options) -> Result<Stats> {
+        options.check()?;
+        if !base.is_multiple_of(16) {
+            return Err(Error::request("device memory", format!("{base:#x} is no multiple of 16")));
+        }
+        let cores = numa::cores(device.info().numa_node);
+        let stop = AtomicBool::new(false);
+        let threads = options.threads_for(cores.len(), 1);
+        let load = Load { shard: self, device, base, options, threads, cores, stop: &stop };
+        load.run(Instant::now())?.ok_or_else(|| Error::device(device, "the load was stopped"))
+    }
+}
+
+/// Loads each shard to its device, all at once. The first failure stops all of them.
+pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Loaded>> {
+    options.check()?;
+    let stop = AtomicBool::new(false);
+    let results: Vec<Result<Option<Loaded>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = loads
+            .iter()
+            .map(|&(shard, device)| {
+                let neighbours =
+                    loads.iter().filter(|(_, d)| d.info().numa_node == device.info().numa_node).count();
+                let stop = &stop;
+                scope.spawn(move || {
+                    let load = || -> Result<Option<Loaded>> {
+                        let start = Instant::now();
+                        let entry = shard.entry();
+                        let bytes = usize::try_from(entry.bytes).map_err(|_| {
+                            Error::shards(shard.path().display(), "too large for this machine")
+                        })?;
+                        let memory = device.alloc(bytes)?;
+                        let cores = numa::cores(device.info().numa_node);
+                        let threads = options.threads_for(cores.len(), neighbours);
+                        let load = Load { shard, device, base: memory.ptr(), options, threads, cores, stop };
+                        Ok(load.run(start)?.map(|stats| Loaded { memory, entry: entry.clone(), stats }))
+                    };
+                    load().inspect_err(|_| stop.store(true, Ordering::Relaxed))
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let (done, failed): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    Error::all(failed.into_iter().filter_map(Result::err).collect())?;
+    Ok(done.into_iter().filter_map(Result::ok).flatten().collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// One shard on its way to one device.
+struct Load<'a> {
+    shard: &'a Shard,
+    device: &'a Device,
+    /// Device address of the file's first byte.
+    base: u64,
+    options: &'a Options,
+    threads: usize,
+    cores: Vec<usize>,
+    /// Set by whoever fails; everyone looks before the next chunk.
+    stop: &'a AtomicBool,
+}
+
+/// What the readers and the hashing thread share.
+struct Progress {
+    /// The next chunk that nobody has claimed.
+    next: AtomicU64,
+    /// Chunks of each leaf that are not on their way.
+    missing: Vec<AtomicU32>,
+    /// The slot that each chunk was copied from.
+    slot_of: Vec<AtomicU32>,
+    /// Each slot's last copy. A slot that was used again since stands for a later copy of it, which
+    /// began after the earlier one had ended.
+    copied: Vec<Event>,
+    /// When chunk 0 was in its place.
+    first: Mutex<Option<Instant>>,
+    /// All copies are queued on this one: with a stream per reader, the GPU's copy engine spent
+    /// microseconds between copies, a tenth of the whole.
+    stream: Stream,
+    /// Slots that nobody fills, the one whose copy was queued first in front.
+    idle: Mutex<VecDeque<Slot>>,
+}
+
+/// Page-locked memory for one chunk.
+struct Slot {
+    index: usize,
+    memory: PinnedBuffer,
+}
+
+impl Drop for Progress {
+    /// Slots are freed when no copy reads them; a failed copy was reported by its reader.
+    fn drop(&mut self) {
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl Load<'_> {
+    /// Runs the load; `None` when another load's failure stopped it.
+    fn run(&self, start: Instant) -> Result<Option<Stats>> {
+        let bytes = self.shard.entry().bytes;
+        let chunk = self.options.chunk as u64;
+        let chunks = bytes.div_ceil(chunk);
+        let threads = self
+            .threads
+            .min((MAX_PINNED / self.options.chunk).saturating_sub(EXTRA_SLOTS))
+            .min(usize::try_from(chunks).unwrap_or(usize::MAX))
+            .max(1);
+        let slots = threads + EXTRA_SLOTS;
+        let source = Source::new(self.shard, self.options.method)?;
+        let leaves = bytes.div_ceil(LEAF);
+        let progress = Progress {
+            next: AtomicU64::new(0),
+            missing: (0..leaves)
+                .map(|l| AtomicU32::new((LEAF.min(bytes - l * LEAF)).div_ceil(chunk) as u32))
+                .collect(),
+            slot_of: (0..chunks).map(|_| AtomicU32::new(0)).collect(),
+            copied: (0..slots).map(|_| self.device.event(false)).collect::<Result<_>>()?,
+            first: Mutex::new(None),
+            stream: self.device.stream()?,
+            idle: Mutex::new(VecDeque::with_capacity(slots)),
+        };
+        let fail = |_: &Error| self.stop.store(true, Ordering::Relaxed);
+        let (send, leaves_sent) = mpsc::channel();
+        let (read, hashed) = std::thread::scope(|scope| {
+            let (progress, source) = (&progress, &source);
+            let hashing = self
+                .options
+                .verify
+                .then(|| scope.spawn(move || self.hash(progress, leaves_sent).inspect_err(fail)));
+            let readers: Vec<_> = (0..threads)
+                .map(|i| {
+                    let send = send.clone();
+                    scope.spawn(move || self.read(i, threads, source, progress, &send).inspect_err(fail))
+                })
+                .collect();
+            drop(send);
+            let join = |panic| std::panic::resume_unwind(panic);
+            let read: Vec<Result<Instant>> =
+                readers.into_iter().map(|t| t.join().unwrap_or_else(join)).collect();
+            (read, hashing.map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+        });
+        let ends = read.into_iter().collect::<Result<Vec<Instant>>>()?;
+        let hashed = hashed.transpose()?;
+        for slot in lock(&progress.idle).drain(..) {
+            self.device.give_pinned(slot.memory);
+        }
+        if self.stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        self.shard.check_unchanged()?;
+        if let Some(found) = &hashed {
+            compare_leaves(self.shard, found)?;
+        }
+        let since = |t: Option<Instant>| t.map_or(0.0, |t| (t - start).as_secs_f64());
+        let first = *lock(&progress.first);
+        Ok(Some(Stats {
+            bytes,
+            seconds: start.elapsed().as_secs_f64(),
+            first_byte: since(first),
+            last_byte: since(ends.into_iter().max()),
+            threads,
+            pinned: (slots * self.options.chunk) as u64,
+            direct: source.read_direct(),
+            verified: self.options.verify,
+        }))
+    }
+
+    /// One reader; gives the time when its last copy was done.
+    fn read(
+        &self,
+        index: usize,
+        threads: usize,
+        source: &Source,
+        progress: &Progress,
+        leaves: &mpsc::Sender<u64>,
+    ) -> Result<Instant> {
+        numa::bind(&self.cores);
+        let bytes = self.shard.entry().bytes;
+        let size = self.options.chunk;
+        debug_assert!(size.is_multiple_of(ALIGN));
+        let slot = |index| Ok(Slot { index, memory: self.device.take_pinned(size)? });
+        let stream = &progress.stream;
+        let mut current: Slot = slot(index)?;
+        for extra in (threads + index..progress.copied.len()).step_by(threads) {
+            let extra = slot(extra)?;
+            lock(&progress.idle).push_front(extra);
+        }
+        let mut run = || -> Result<()> {
+            while !self.stop.load(Ordering::Relaxed) {
+                let chunk = progress.next.fetch_add(1, Ordering::Relaxed);
+                let offset = chunk * size as u64;
+                if offset >= bytes {
+                    break;
+                }
+                let len = (bytes - offset).min(size as u64) as usize;
+                source.fill(&mut current.memory, offset, len)?;
+                let copied = &progress.copied[current.index];
+                // SAFETY: the slot is not touched again before its event; `base` is device memory
+                // for the whole file.
+                unsafe { stream.copy_to_device(self.base + offset, current.memory.as_ptr(), len)? };
+                stream.record(copied)?;
+                progress.slot_of[chunk as usize].store(current.index as u32, Ordering::Release);
+                if chunk == 0 {
+                    copied.synchronize()?;
+                    *lock(&progress.first) = Some(Instant::now());
+                }
+                let leaf = offset / LEAF;
+                if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+                    let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
+                }
+                let mut idle = lock(&progress.idle);
+                if let Some(next) = idle.pop_front() {
+                    idle.push_back(std::mem::replace(&mut current, next));
+                }
+                drop(idle);
+                progress.copied[current.index].synchronize()?;
+            }
+            Ok(())
+        };
+        // The slot at hand is let go when its copy is over, also after a failure.
+        let ended = run();
+        stream.synchronize()?;
+        let end = Instant::now();
+        self.device.give_pinned(current.memory);
+        ended.map(|()| end)
+    }
+
+    /// Hashes leaves as they arrive; gives all chaining values.
+    fn hash(&self, progress: &Progress, leaves: mpsc::Receiver<u64>) -> Result<Vec<[u8; 32]>> {
+        let bytes = self.shard.entry().bytes;
+        let chunks = progress.slot_of.len() as u64;
+        let per_leaf = LEAF / self.options.chunk as u64;
+        let stream = self.device.stream()?;
+        let hasher = LeafHasher::new(self.device)?;
+        let values = self.device.alloc(progress.missing.len() * VALUE)?;
+        for leaf in leaves {
+            let first = leaf * per_leaf;
+            for chunk in first..(first + per_leaf).min(chunks) {
+                let slot = progress.slot_of[chunk as usize].load(Ordering::Acquire);
+                stream.wait(&progress.copied[slot as usize])?;
+            }
+            // SAFETY: the leaf's copies come before on this stream; `values` has a place for each
+            // leaf and lives until the stream is idle.
+            unsafe { hasher.queue(&stream, self.base, bytes, leaf, 1, values.ptr() + leaf * VALUE as u64)? };
+        }
+        stream.synchronize()?;
+        let mut found = vec![[0; VALUE]; progress.missing.len()];
+        values.read(0, found.as_flattened_mut())?;
+        Ok(found)
+    }
+}

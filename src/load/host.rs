@@ -1,0 +1,100 @@
+//! A shard into host memory, verified by threads.
+
+use super::read::{ALIGN, Source};
+use super::{Options, Shard, Stats, compare_leaves, numa};
+use crate::error::{Error, Result};
+use crate::hash;
+use crate::manifest::{self, LEAF};
+use memmap2::MmapMut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// A shard in host memory: the whole file at a page boundary.
+pub struct LoadedHost {
+    memory: MmapMut,
+    entry: manifest::Shard,
+    stats: Stats,
+}
+
+impl LoadedHost {
+    /// The bytes of the tensor of that name and its entry in the manifest.
+    pub fn tensor(&self, name: &str) -> Option<(&[u8], &manifest::Tensor)> {
+        self.tensors().find(|(_, t)| t.name == name)
+    }
+
+    /// All tensors, in file order.
+    pub fn tensors(&self) -> impl Iterator<Item = (&[u8], &manifest::Tensor)> {
+        self.entry.tensors.iter().map(|t| (&self.memory[t.offset as usize..(t.offset + t.bytes) as usize], t))
+    }
+
+    /// What the load did.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+}
+
+impl Shard {
+    /// Reads the shard into host memory and, unless turned off, verifies every leaf.
+    ///
+    /// # Errors
+    /// A read that fails or falls short, a file that changes meanwhile, a damaged leaf (with the
+    /// tensors it holds): then nothing is handed out.
+    pub fn load_host(&self, options: &Options) -> Result<LoadedHost> {
+        options.check()?;
+        let start = Instant::now();
+        let entry = self.entry();
+        let bytes = usize::try_from(entry.bytes)
+            .map_err(|_| Error::shards(self.path().display(), "does not fit this machine's address space"))?;
+        let mut memory = MmapMut::map_anon(bytes.next_multiple_of(ALIGN))
+            .map_err(|e| Error::io(self.path(), "get the memory for", e))?;
+        let _ = memory.advise(memmap2::Advice::HugePage); // only faster
+        let source = Source::new(self, options.method)?;
+        let threads = options.threads_for(numa::cores(None).len(), 1);
+        let mut found = vec![[0; 32]; self.leaves().len()];
+        let failed = AtomicBool::new(false);
+        let work = Mutex::new(memory.chunks_mut(LEAF as usize).zip(&mut found).enumerate());
+        let run = || -> Result<()> {
+            while !failed.load(Ordering::Relaxed) {
+                let Some((index, (buffer, value))) = work.lock().unwrap_or_else(|e| e.into_inner()).next()
+                else {
+                    break;
+                };
+                let offset = index as u64 * LEAF;
+                let len = LEAF.min(entry.bytes - offset) as usize;
+                for at in (0..len).step_by(options.chunk) {
+                    source.fill(&mut buffer[at..], offset + at as u64, options.chunk.min(len - at))?;
+                }
+                if options.verify {
+                    *value = hash::leaf(&buffer[..len], index as u64, entry.bytes);
+                }
+            }
+            Ok(())
+        };
+        let results: Vec<Result<()>> = std::thread::scope(|scope| {
+            let run = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
+        });
+        results.into_iter().collect::<Result<()>>()?;
+        self.check_unchanged()?;
+        if options.verify {
+            compare_leaves(self, &found)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let stats = Stats {
+            bytes: entry.bytes,
+            seconds,
+            first_byte: seconds,
+            last_byte: seconds,
+            threads,
+            pinned: 0,
+            direct: source.read_direct(),
+            verified: options.verify,
+        };
+        Ok(LoadedHost { memory, entry: entry.clone(), stats })
+    }
+}

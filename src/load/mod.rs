@@ -1,0 +1,128 @@
+//! The loader: one rank's file to its GPU (or to host memory), every byte verified.
+//!
+//! A shard file is one contiguous blob. It is copied whole, header included, into one allocation,
+//! and the tensors are views into it: tensor `t` starts at `base + t.offset`, where `offset` is
+//! its byte offset in the file. The header is padded so that the data starts at a multiple of
+//! 4096, and every tensor keeps the alignment that the converter gave it (the largest power of two
+//! that divides its size, up to the allocation's own).
+//!
+//! What was copied is hashed where it arrived: on the GPU by a kernel, on the CPU by threads. A
+//! leaf (16 MiB) whose BLAKE3 chaining value is not the manifest's fails the load, and nothing is
+//! handed out. All copies and hashes are done, and the device synchronised, before a load returns:
+//! the memory may be used on any stream at once.
+
+mod directory;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod header;
+mod host;
+mod numa;
+mod read;
+
+pub use directory::{Directory, Shard};
+#[cfg(feature = "cuda")]
+pub use gpu::{Loaded, load_all};
+pub use host::LoadedHost;
+pub use read::Method;
+
+use crate::error::{Error, Result};
+use crate::hash::to_hex;
+use crate::manifest::{self, LEAF};
+
+/// How to load. The default is right unless measured otherwise.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Reader threads per shard; `None` chooses by the cores at hand.
+    pub threads: Option<usize>,
+    /// Bytes of one read and one copy: a power of two from 64 KiB to 16 MiB.
+    pub chunk: usize,
+    /// How file bytes reach host memory.
+    pub method: Method,
+    /// Compare every leaf's hash with the manifest.
+    pub verify: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { threads: None, chunk: 2 << 20, method: Method::Auto, verify: true }
+    }
+}
+
+impl Options {
+    /// More threads than this gained nothing on any machine measured.
+    const MAX_DEFAULT_THREADS: usize = 16;
+
+    fn check(&self) -> Result<()> {
+        if !self.chunk.is_power_of_two() || self.chunk < 64 << 10 || self.chunk as u64 > LEAF {
+            return Err(Error::request(
+                "chunk",
+                format!("{} bytes, expected a power of two from 65536 to {LEAF}", self.chunk),
+            ));
+        }
+        match self.threads {
+            Some(n) if n == 0 || n > 256 => Err(Error::request("threads", format!("{n}, expected 1 to 256"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Threads for one of `shards` loads that share `cores` cores.
+    fn threads_for(&self, cores: usize, shards: usize) -> usize {
+        self.threads.unwrap_or_else(|| (cores / shards.max(1)).clamp(2, Self::MAX_DEFAULT_THREADS))
+    }
+}
+
+/// What a load did and how long it took.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Stats {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Seconds from the call to its return, allocations and verification included.
+    pub seconds: f64,
+    /// Seconds until the file's first chunk was in its place.
+    pub first_byte: f64,
+    /// Seconds until its last byte was.
+    pub last_byte: f64,
+    /// Reader threads.
+    pub threads: usize,
+    /// Bytes of page-locked host memory used, 0 for a load into host memory.
+    pub pinned: u64,
+    /// Bytes read past the page cache.
+    pub direct: u64,
+    /// Whether every leaf was compared with the manifest.
+    pub verified: bool,
+}
+
+/// The error for the leaves of `shard` whose hash is not the manifest's: `found` holds all hashes.
+fn compare_leaves(shard: &Shard, found: &[[u8; 32]]) -> Result<()> {
+    const SHOWN: usize = 4;
+    let bad: Vec<usize> = (0..found.len()).filter(|&i| found[i] != shard.leaves()[i]).collect();
+    let Some(&first) = bad.first() else { return Ok(()) };
+    let entry = shard.entry();
+    let tensors: Vec<&manifest::Tensor> = entry
+        .tensors
+        .iter()
+        .filter(|t| {
+            bad.iter().any(|&l| t.offset < (l as u64 + 1) * LEAF && t.offset + t.bytes > l as u64 * LEAF)
+        })
+        .collect();
+    let names: Vec<String> = tensors.iter().take(SHOWN).map(|t| crate::error::shown(&t.name)).collect();
+    let more = match tensors.len() {
+        n if n > SHOWN => format!(" and {} more", n - SHOWN),
+        _ => String::new(),
+    };
+    let header = if first == 0 { "the header, " } else { "" };
+    Err(Error::shards(
+        shard.path().display(),
+        format!(
+            "{} of {} leaves damaged, the first is leaf {first} (bytes {}..{}): BLAKE3 {}, expected {}; \
+             damaged: {header}{}{more}: copy the file again, or convert again",
+            bad.len(),
+            found.len(),
+            first as u64 * LEAF,
+            ((first as u64 + 1) * LEAF).min(entry.bytes),
+            to_hex(&found[first]),
+            to_hex(&shard.leaves()[first]),
+            names.join(", ")
+        ),
+    ))
+}
