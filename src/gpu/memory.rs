@@ -59,6 +59,11 @@ impl Device {
         spare.push(buffer);
     }
 
+    /// Frees the buffers that [`Device::give_pinned`] kept.
+    pub fn free_pinned(&self) {
+        self.spare.lock().unwrap_or_else(|e| e.into_inner()).clear();
+    }
+
     /// Bytes per second of copies from page-locked memory: the limit of the link.
     pub fn pinned_copy_rate(&self) -> Result<f64> {
         const SIZE: usize = 64 << 20;
