@@ -152,7 +152,8 @@ fn a_leaf_may_begin_anywhere() {
             for (tensor, offset) in shard.tensors.iter_mut().zip(&offsets) {
                 tensor.offset = offset + shift as u64;
             }
-            let (mut first, mut second) = (Vec::new(), Vec::new());
+            // Buffers are used again: what the leaf before left must not shine through.
+            let (mut first, mut second) = (vec![0xa5; LEAF as usize], vec![0xa5; LEAF as usize]);
             let both = [evaluator.leaf(&shard, 0, &mut first), evaluator.leaf(&shard, 1, &mut second)];
             let both = both.map(Result::unwrap);
             assert!(first[LEAF as usize - at..] == whole[header..header + at], "before a cut at {at}");
