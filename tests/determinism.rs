@@ -143,9 +143,13 @@ fn a_leaf_may_begin_anywhere() {
         let count = |found: &[Findings]| found.iter().flat_map(|f| &f.nonfinite).map(|n| n.1).sum::<u64>();
         assert!(count(std::slice::from_ref(&found)) > 0);
         let offsets: Vec<u64> = shard.tensors.iter().map(|t| t.offset).collect();
-        for _ in 0..40 {
-            // The cut lies `at` bytes into the data. Elements are never cut: tensors are aligned.
-            let at = (numbers.next() as usize % (bytes - header) / 4 * 4).max(4);
+        // The cut lies so many bytes into the data: anywhere, and inside what may be the damaged block.
+        // Elements are never cut: tensors are aligned.
+        let mut cuts: Vec<usize> =
+            (0..40).map(|_| (numbers.next() as usize % (bytes - header) / 4 * 4).max(4)).collect();
+        let bad = whole[header..].chunks_exact(2).enumerate().filter(|(_, b)| *b == [0x00, 0x7e]);
+        cuts.extend(bad.map(|(i, _)| i * 2 / 4 * 4 + 64).take(20).filter(|at| *at < bytes - header));
+        for at in cuts {
             let shift = LEAF as usize - header - at;
             shard.header = vec![0; header + shift];
             shard.bytes = (bytes + shift) as u64;
