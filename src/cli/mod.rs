@@ -9,6 +9,7 @@ mod inspect;
 mod options;
 mod plan;
 mod progress;
+mod serve;
 mod signals;
 mod text;
 mod verify;
