@@ -9,18 +9,21 @@ use crate::manifest::{self, LEAF, Manifest};
 use crate::mapping::Part;
 use crate::plan::shard::{ShardPlan, TensorPlan};
 use crate::plan::{Layout, Plan};
-use crate::store::{Output, ShardFile};
+use crate::store::{Output, ShardFile, Work};
 use crate::workers;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, TryLockError};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Synced and journalled at least this often: what a kill may cost.
 const CHECKPOINT_BYTES: u64 = 2 << 30;
 const CHECKPOINT_TIME: Duration = Duration::from_secs(10);
+/// Environment variable with another number than [`CHECKPOINT_BYTES`], so that faults can be tried on
+/// models of less than many gigabytes.
+const CHECKPOINT: &str = "PRESHARD_CHECKPOINT_BYTES";
 
 /// How to run a plan; none of it changes the bytes.
 pub struct Settings<'a> {
@@ -81,12 +84,12 @@ struct Job {
 /// Converts.
 pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<Outcome> {
     let shards = select(plan, settings.ranks.as_deref())?;
-    let names: Vec<String> = shards.iter().map(|s| s.name.clone()).collect();
+    let names: Vec<(String, u64)> = shards.iter().map(|s| (s.name.clone(), s.bytes)).collect();
     let total: u64 = shards.iter().map(|s| s.bytes).sum();
     let fresh = !out.join(crate::store::PARTIAL).exists();
     let small = small_files(plan, settings);
-    let small_names: Vec<String> = small.iter().map(|(name, _)| name.clone()).collect();
-    let (output, journal, records) = Output::open(out, &plan.hash, &names, &small_names, settings.force)?;
+    let work = Work { plan: &plan.hash, key: &key(plan, gguf), shards: &names };
+    let (output, journal, records) = Output::open(out, &work, settings.force)?;
     let done: u64 = shards
         .iter()
         .flat_map(|s| (0..hash::leaves(s.bytes)).map(move |l| (s, l)))
@@ -97,6 +100,7 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     let result = output.check_space(total - done).and_then(|()| {
         (settings.progress)(Progress::Start { total, done });
         let files = shards.iter().map(|s| output.shard(&s.name, s.bytes)).collect::<Result<Vec<_>>>()?;
+        output.sync_names()?;
         let run = Run {
             plan,
             gguf,
@@ -104,13 +108,22 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
             shards: &shards,
             files,
             state: Mutex::new(State::new(journal, records)),
+            syncing: Mutex::new(Ok(())),
+            checkpoint_bytes: std::env::var(CHECKPOINT)
+                .ok()
+                .and_then(|n| n.parse().ok())
+                .unwrap_or(CHECKPOINT_BYTES),
         };
         run.all()
     });
     match result {
         Ok(records) => {
             (settings.progress)(Progress::Syncing);
-            gguf.unchanged()?;
+            if let Err(e) = gguf.unchanged() {
+                // Some leaves are of the old source, some of the new: nobody may go on from them.
+                output.discard();
+                return Err(e);
+            }
             let manifest = manifest(plan, gguf, settings, &small, &shards, &records, output.earlier.as_ref());
             for (name, bytes) in &small {
                 output.small_file(name, bytes)?;
@@ -125,6 +138,18 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
         }
         Err(e) => Err(e),
     }
+}
+
+/// What an unfinished run must agree in to be gone on with: the plan, and sources that were not written
+/// to since. The plan knows the sources by their headers alone.
+fn key(plan: &Plan, gguf: &Gguf) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("preshard journal key 1");
+    hasher.update(&plan.hash);
+    for file in gguf.files() {
+        let modified = file.modified().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+        hasher.update(&modified.map_or(0, |t| t.as_nanos()).to_le_bytes());
+    }
+    *hasher.finalize().as_bytes()
 }
 
 /// The shards of the ranks asked for.
@@ -145,6 +170,10 @@ struct Run<'a> {
     shards: &'a [&'a ShardPlan],
     files: Vec<ShardFile>,
     state: Mutex<State>,
+    /// Held while data is synced; an error once that failed. After a failed sync the kernel may drop
+    /// what it could not write and call the next sync a success: nothing may be journalled any more.
+    syncing: Mutex<std::result::Result<(), ()>>,
+    checkpoint_bytes: u64,
 }
 
 struct State {
@@ -216,7 +245,7 @@ impl Run<'_> {
             let mut state = self.state();
             state.pending.push((job.shard, job.leaf, Record { hash, nonfinite: findings.nonfinite }));
             state.pending_bytes += bytes;
-            state.pending_bytes >= CHECKPOINT_BYTES || state.last.elapsed() >= CHECKPOINT_TIME
+            state.pending_bytes >= self.checkpoint_bytes || state.last.elapsed() >= CHECKPOINT_TIME
         };
         if due {
             self.checkpoint(false)?;
@@ -227,6 +256,22 @@ impl Run<'_> {
 
     /// Syncs what is written, then says so in the journal. The other workers go on meanwhile.
     fn checkpoint(&self, last: bool) -> Result<()> {
+        let mut syncing = match (last, self.syncing.try_lock()) {
+            (_, Ok(syncing)) => syncing,
+            (false, Err(TryLockError::WouldBlock)) => return Ok(()),
+            (_, Err(TryLockError::Poisoned(e))) => e.into_inner(),
+            (true, Err(TryLockError::WouldBlock)) => self.syncing.lock().unwrap_or_else(|e| e.into_inner()),
+        };
+        if syncing.is_err() {
+            // The run fails of that error.
+            return Ok(());
+        }
+        let result = self.sync_and_tell(last);
+        *syncing = result.as_ref().map(|_| ()).map_err(|_| ());
+        result
+    }
+
+    fn sync_and_tell(&self, last: bool) -> Result<()> {
         let pending = {
             let mut state = self.state();
             state.pending_bytes = 0;

@@ -102,7 +102,7 @@ pub fn shown_path(path: &Path) -> String {
 
 /// A message as one line. Parsers quote their input and set out their messages in lines; neither may
 /// pass for a line of ours.
-fn line(text: &str) -> String {
+pub fn line(text: &str) -> String {
     printable(&text.replace('\n', "; "), 4000)
 }
 

@@ -84,7 +84,7 @@ impl Member {
             Cut::Whole => slice(rows, cols),
             Cut::Rows => slice(cut::share(self.rows, parts, part)?, cols),
             Cut::Cols => slice(rows, cut::share(self.cols, parts, part)?),
-            Cut::Heads | Cut::HeadCols if self.heads % parts != 0 => None,
+            Cut::Heads | Cut::HeadCols if self.heads == 0 || self.heads % parts != 0 => None,
             Cut::Heads if self.rows % self.heads != 0 => None,
             Cut::HeadCols if self.cols % self.heads != 0 => None,
             Cut::Heads => slice(cut::share(self.rows, parts, part)?, cols),
