@@ -30,7 +30,7 @@ pub struct Output {
     /// Whether this run made the directory.
     made: bool,
     /// Holds the lock for as long as the run lasts.
-    _lock: File,
+    _lock: Lock,
     /// The manifest of an earlier run for other ranks of the same plan.
     pub earlier: Option<Manifest>,
     /// The whole conversion that this one replaces once it is complete.
@@ -313,8 +313,18 @@ fn discard_unfinished(dir: &Path, partial: &Path, here: Option<&Manifest>) -> Re
 
 const LOCK: &str = "lock";
 
-/// Keeps a second run out for as long as the returned file is open.
-fn lock(partial: &Path) -> Result<File> {
+/// A locked file. Unlocked by name, not by closing it: a process that another thread is just starting
+/// holds copies of every open file for a moment.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// Keeps a second run out for as long as the returned lock is held.
+fn lock(partial: &Path) -> Result<Lock> {
     let path = partial.join(LOCK);
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = open.map_err(|e| Error::io(&path, "create", e))?;
@@ -325,7 +335,7 @@ fn lock(partial: &Path) -> Result<File> {
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         // A run that ended between the two calls took the name away: the lock is then on nothing.
         Ok(()) => match (file.metadata(), std::fs::metadata(&path)) {
-            (Ok(held), Ok(named)) if (held.dev(), held.ino()) == (named.dev(), named.ino()) => Ok(file),
+            (Ok(held), Ok(named)) if (held.dev(), held.ino()) == (named.dev(), named.ino()) => Ok(Lock(file)),
             _ => busy(),
         },
         Err(rustix::io::Errno::WOULDBLOCK) => busy(),

@@ -169,6 +169,8 @@ fn a_run_that_died_while_renaming_is_finished() {
         let out = dir.path().join("out");
         let leaves = expected.values().map(|b| b.len().div_ceil(16 << 20)).sum::<usize>() as u64 - 2;
         run(&source, &out, options(), leaves).map(drop).unwrap_err();
+        // Written before the first file is renamed: it tells which files are the run's own.
+        std::fs::write(out.join(".partial/preshard.json"), &expected["preshard.json"]).unwrap();
         for rank in 0..moved {
             let name = format!("model-rank-{rank}-part-0.safetensors");
             std::fs::rename(out.join(".partial").join(&name), out.join(&name)).unwrap();
@@ -275,7 +277,7 @@ fn killed_at_any_moment_the_same_command_finishes() {
     let out = dir.path().join("out");
     let mut kills = 0;
     for step in 0.. {
-        let mut child = command(&out).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command(&out).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(step * 25));
         // SIGTERM now and then: it stops between leaves and keeps what is done.
         let signal =
