@@ -281,12 +281,13 @@ class Bench:
                         child = subprocess.Popen(self.command(self.small, out), env=self.env(), stderr=subprocess.PIPE, text=True)
                         while not (out / ".partial" / "journal").exists() and child.poll() is None:
                             time.sleep(0.001)
-                        with open(mount / "filler", "wb") as file:
-                            try:
-                                for _ in range(fill * 4):
-                                    file.write(bytes(1 << 20))
-                            except OSError:
+                        filler = os.open(mount / "filler", os.O_CREAT | os.O_WRONLY)
+                        try:
+                            while os.write(filler, bytes(1 << 20)):
                                 pass
+                        except OSError:
+                            pass
+                        os.close(filler)
                         stderr = child.communicate()[1]
                         done = subprocess.CompletedProcess([], child.returncode, "", stderr)
                         if done.returncode == 0:
