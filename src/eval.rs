@@ -95,7 +95,12 @@ fn cols_of(t: &Tensor) -> u64 {
 impl Evaluator<'_> {
     /// Fills `out` with the bytes of a leaf.
     pub fn leaf(&self, shard: &ShardPlan, leaf: u64, out: &mut Vec<u8>) -> Result<Findings> {
-        let range = leaf_range(leaf, shard.bytes);
+        self.bytes(shard, leaf_range(leaf, shard.bytes), out)
+    }
+
+    /// Fills `out` with a range of a file's bytes. Its ends are multiples of 4, or the file's end: no
+    /// element is cut.
+    pub fn bytes(&self, shard: &ShardPlan, range: Range<u64>, out: &mut Vec<u8>) -> Result<Findings> {
         out.resize((range.end - range.start) as usize, 0);
         let mut findings = Findings::default();
         let header = shard.header.len() as u64;

@@ -175,6 +175,8 @@ fn a_run_that_died_while_renaming_is_finished() {
         let out = dir.path().join("out");
         let leaves = expected.values().map(|b| b.len().div_ceil(16 << 20)).sum::<usize>() as u64 - 2;
         run(&source, &out, options(), leaves).map(drop).unwrap_err();
+        // Written before the first file is renamed: it tells which files are the run's own.
+        std::fs::write(out.join(".partial/preshard.json"), &expected["preshard.json"]).unwrap();
         for rank in 0..moved {
             let name = format!("model-rank-{rank}-part-0.safetensors");
             std::fs::rename(out.join(".partial").join(&name), out.join(&name)).unwrap();
