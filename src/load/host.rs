@@ -28,6 +28,12 @@ impl LoadedHost {
         self.entry.tensors.iter().map(|t| (&self.memory[t.offset as usize..(t.offset + t.bytes) as usize], t))
     }
 
+    /// The memory, the caller's to write: byte `i` of the file is byte `i` here. Past the file's end
+    /// its bytes are undefined.
+    pub fn memory(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+
     /// What the load did.
     pub fn stats(&self) -> &Stats {
         &self.stats
