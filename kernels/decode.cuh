@@ -1,11 +1,11 @@
 // The frame of every decoding kernel: packed ggml blocks in, f32, bf16 or f16 out.
 //
-// A warp takes one tile: up to TILE consecutive elements of one row. It stages the tile's packed
-// bytes in shared memory with 16-byte copies, then each lane decodes 8 consecutive elements at a
-// time and stores them as one 16-byte word (two for f32). A type gives only its block shape and
-// how 8 elements come out of a block; src/quant has the same functions for the CPU, and both
-// produce the same bits: products are exact in f32, at most one addition rounds at the end, and
-// the kernels are compiled without fused multiply-add and without flushing subnormals.
+// A warp takes one tile: consecutive elements of one row, at most some steps of 256. It stages the
+// tile's packed bytes in shared memory with 16-byte copies, then each lane decodes 8 consecutive
+// elements a step and stores them as one 16-byte word (two for f32). A type gives only its block
+// shape and how 8 elements come out of a block; src/quant has the same functions for the CPU. Both
+// produce the same bits: every product is exact in f32, so that at most the addition at the end
+// rounds, and the compiler neither flushes subnormals nor contracts what is not written so.
 #pragma once
 
 typedef unsigned char u8;
@@ -45,8 +45,13 @@ __device__ __forceinline__ float half(u32 bits) {
     return out;
 }
 
-// Whether an f16 is infinite or NaN: only then can a decoded element be NaN.
-__device__ __forceinline__ bool unreal(u32 bits) { return (~bits & 0x7c00u) == 0; }
+// Whether a scale is infinite or NaN: only then can a decoded element be NaN.
+__device__ __forceinline__ bool unreal(float scale) { return !(fabsf(scale) <= 3.402823466e38f); }
+
+// Whether one of two is; scales are far too small for their sum to overflow.
+__device__ __forceinline__ bool unreal(float scale, float minimum) {
+    return unreal(fabsf(scale) + fabsf(minimum));
+}
 
 // Byte `k` of `word` as f32, less `bias`. The byte becomes the low mantissa of 2^23, and the
 // subtraction is exact: one permute and one addition, where a conversion runs at a quarter rate.
@@ -66,12 +71,20 @@ __device__ __forceinline__ u32 spread2(u32 codes) {
     return (pairs | pairs << 6) & 0x03030303u;
 }
 
+// 0xff in the bytes whose top bit is set, 0 in the others. (`__byte_perm` ignores the bit of the
+// selector that asks for this.)
+__device__ __forceinline__ u32 top_bits(u32 word) {
+    u32 out;
+    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(out) : "r"(word));
+    return out;
+}
+
 // Looks up the low nibble of each byte of `nibbles` (high nibbles zero) in a table of 16 bytes.
 __device__ __forceinline__ u32 lookup16(u32 nibbles, uint4 table) {
     u32 select = __byte_perm(nibbles | nibbles >> 4, 0, 0x4420) & 0x7777u;
     u32 low = __byte_perm(table.x, table.y, select);
     u32 high = __byte_perm(table.z, table.w, select);
-    u32 upper = __byte_perm(nibbles << 4, 0, 0xba98);  // 0xff where bit 3 of the nibble is set
+    u32 upper = top_bits(nibbles << 4);
     return (high & upper) | (low & ~upper);
 }
 
@@ -175,12 +188,9 @@ struct OutF32 {
     }
 };
 
-// Stores 8 values as element `at` and on of a row of `count` elements; `at` may lie before the
-// row or reach past it when the wanted range starts or ends inside the 8.
+// The words of 8 values.
 template <class Out>
-__device__ __forceinline__ void store(u8 *row, i64 at, i64 count, bool vector, const float (&v)[8],
-                                      bool unreal) {
-    u32 words[8];
+__device__ __forceinline__ void pack(const float (&v)[8], bool unreal, u32 (&words)[2 * Out::BYTES]) {
     if constexpr (Out::BYTES == 4) {
 #pragma unroll
         for (u32 k = 0; k < 8; k++) words[k] = Out::bits(v[k], unreal);
@@ -188,11 +198,46 @@ __device__ __forceinline__ void store(u8 *row, i64 at, i64 count, bool vector, c
 #pragma unroll
         for (u32 k = 0; k < 4; k++) words[k] = Out::pack(v[2 * k], v[2 * k + 1], unreal);
     }
+}
+
+// Stores a step of a warp: 8 values of each lane from 16-byte boundary `to` (the lane's own) on.
+template <class Out>
+__device__ __forceinline__ void store_step(u8 *to, const float (&v)[8], u32 lane) {
+    u32 w[2 * Out::BYTES];
+    pack<Out>(v, false, w);
+    if constexpr (Out::BYTES == 2) {
+        *(uint4 *)to = make_uint4(w[0], w[1], w[2], w[3]);
+    } else {
+        // Lanes 16 apart trade halves, so that each store of the warp fills 512 consecutive bytes:
+        // one that leaves gaps costs the L2 cache as much as one that does not. The lower lanes then
+        // hold the even 16-byte words of both half steps, the upper lanes the odd ones.
+        bool upper = lane >= 16;
+        u32 first[4], second[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            u32 traded = __shfl_xor_sync(0xffffffffu, upper ? w[k] : w[k + 4], 16);
+            first[k] = upper ? traded : w[k];
+            second[k] = upper ? w[k + 4] : traded;
+        }
+        u8 *place = to - (upper ? 512 - 16 : 0);
+        *(uint4 *)place = make_uint4(first[0], first[1], first[2], first[3]);
+        *(uint4 *)(place + 512) = make_uint4(second[0], second[1], second[2], second[3]);
+    }
+}
+
+// Stores 8 values as element `at` and on of a row of `count` elements; `at` may lie before the
+// row or reach past it when the wanted range starts or ends inside the 8.
+template <class Out>
+__device__ __forceinline__ void store_some(u8 *row, i64 at, i64 count, bool vector,
+                                           const float (&v)[8], bool unreal) {
+    u32 words[2 * Out::BYTES];
+    pack<Out>(v, unreal, words);
     u8 *to = row + at * Out::BYTES;
     if (vector && at >= 0 && at + 8 <= count) {
-        *(uint4 *)to = make_uint4(words[0], words[1], words[2], words[3]);
-        if constexpr (Out::BYTES == 4) {
-            *(uint4 *)(to + 16) = make_uint4(words[4], words[5], words[6], words[7]);
+#pragma unroll
+        for (u32 k = 0; k < 2 * Out::BYTES; k += 4) {
+            *(uint4 *)(to + 4 * k) =
+                make_uint4(words[k], words[k + 1], words[k + 2], words[k + 3]);
         }
     } else {
 #pragma unroll
@@ -209,22 +254,26 @@ __device__ __forceinline__ void store(u8 *row, i64 at, i64 count, bool vector, c
 
 // ---- the kernel ------------------------------------------------------------------------------
 
-// Copies `bytes` bytes to shared memory and returns where they start there: at the same offset
-// from a 16-byte boundary as in global memory, so that both sides move whole 16-byte words. The
-// first word may begin before `src`, never before the 16-byte word that holds it; the last copy
-// reads no byte past the end.
+// Copies `bytes` bytes, at most MOST, to shared memory and returns where they start there: at the
+// same offset from a 16-byte boundary as in global memory, so that both sides move whole 16-byte
+// words. The first word may begin before `src`, never before the 16 bytes that hold it; nothing past
+// the end is read.
+template <u32 MOST>
 __device__ __forceinline__ const u8 *stage(u8 *buffer, const u8 *src, u32 bytes, u32 lane) {
     u32 shift = (u32)(u64)src & 15;
-    u32 total = shift + bytes;
-    u32 to = (u32)__cvta_generic_to_shared(buffer);
-    const u8 *from = src - shift;
-    for (u32 at = lane * 16; at < total; at += 512) {
-        u32 left = total - at;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                     :
-                     : "r"(to + at), "l"(from + at), "r"(left < 16 ? left : 16)
-                     : "memory");
+    u32 total = shift + bytes, whole = total & ~15u;
+    u32 to = (u32)__cvta_generic_to_shared(buffer) + lane * 16;
+    const u8 *from = src - shift + lane * 16;
+#pragma unroll
+    for (u32 k = 0; k < MOST + 15; k += 512) {
+        if (lane * 16 + k < whole) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                         :
+                         : "r"(to + k), "l"(from + k)
+                         : "memory");
+        }
     }
+    if (whole + lane < total) buffer[whole + lane] = (src - shift)[whole + lane];
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncwarp();
     return buffer + shift;
@@ -235,30 +284,53 @@ __device__ __forceinline__ const u8 *stage(u8 *buffer, const u8 *src, u32 bytes,
 // the 8 follow each other in memory). It returns whether an element may be NaN.
 template <class Type, class Out> __device__ __forceinline__ void decode(const Geometry &g) {
     constexpr u32 STEP_BYTES = STEP * Type::BYTES / Type::BLOCK;
-    constexpr u32 STEPS = STEP_BYTES <= 1024 ? 4 : 2;
+    // About 2 KiB a warp: enough to spread the cost of a tile's start, and room for every warp that
+    // a multiprocessor holds. `steps` in src/gpu/decode.rs computes the same.
+    constexpr u32 STEPS = STEP_BYTES <= 288 ? 8 : STEP_BYTES <= 1024 ? 4 : 2;
     constexpr u32 TILE_BLOCKS = STEPS * STEP / Type::BLOCK;
+    constexpr u32 TILE_BYTES = TILE_BLOCKS * Type::BYTES;
     // Room for the shift of `stage` and for the words that unaligned reads touch past the end.
-    constexpr u32 BUFFER = (TILE_BLOCKS * Type::BYTES + 16 + 15 + 16) / 16 * 16;
+    constexpr u32 BUFFER = (TILE_BYTES + 15 + 32) / 16 * 16;
     __shared__ __align__(16) u8 buffers[WARPS][BUFFER];
 
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    u32 tile = blockIdx.x * WARPS + warp;
+    u32 tile = blockIdx.x * WARPS + warp, row = 0;
     if (tile >= g.total) return;
-    u32 row = tile / g.tiles;
-    u64 first = (u64)(tile - row * g.tiles) * TILE_BLOCKS;
-    u64 left = g.blocks - first;
+    if (g.total != g.tiles) {
+        row = tile / g.tiles;
+        tile -= row * g.tiles;
+    }
+    u64 first = (u64)tile * TILE_BLOCKS, left = g.blocks - first;
     u32 blocks = left < TILE_BLOCKS ? (u32)left : TILE_BLOCKS;
+    u32 elements = blocks * Type::BLOCK;
 
-    const u8 *packed = stage(buffers[warp], g.src + row * g.row_bytes + first * Type::BYTES,
-                             blocks * Type::BYTES, lane);
+    const u8 *packed = stage<TILE_BYTES>(
+        buffers[warp], g.src + row * g.row_bytes + first * Type::BYTES, blocks * Type::BYTES, lane);
+
     u8 *to = g.dst + row * g.dst_stride * Out::BYTES;
     i64 at = (i64)(first * Type::BLOCK) - (i64)g.skip;
+    // Elements from the tile's start that go out in whole aligned steps.
+    u32 plain = 0;
+    if (g.vector && at >= 0) {
+        u64 wanted = g.count - (u64)at;
+        plain = (wanted < elements ? (u32)wanted : elements) / STEP * STEP;
+    }
+    u8 *lane_to = to + (at + lane * 8) * Out::BYTES;
+    // Computed here, once, not in the loop.
+    asm volatile("" : "+r"(plain), "+l"(lane_to));
 #pragma unroll 1
-    for (u32 i = lane * 8; i < blocks * Type::BLOCK; i += STEP) {
+    for (u32 step = 0; step < elements; step += STEP) {
+        u32 i = step + lane * 8;
+        // Lanes past the end decode what lies in the rest of the buffer and drop it.
         float v[8];
         Block<block_align(Type::BYTES)> block = {packed + i / Type::BLOCK * Type::BYTES};
         bool unreal = Type::eight(block, i % Type::BLOCK, v);
-        store<Out>(to, at + i, (i64)g.count, g.vector != 0, v, unreal);
+        if (step < plain && !__any_sync(0xffffffffu, unreal)) {
+            store_step<Out>(lane_to, v, lane);
+        } else if (i < elements) {
+            store_some<Out>(to, at + i, (i64)g.count, g.vector != 0, v, unreal);
+        }
+        lane_to += STEP * Out::BYTES;
     }
 }
 

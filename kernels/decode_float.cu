@@ -7,12 +7,19 @@ template <class B> __device__ __forceinline__ u32 word(B b, u32 k) {
     return ((const u32 *)b.p)[k];
 }
 
+__device__ __forceinline__ bool any_nan(const float (&v)[8]) {
+    bool any = false;
+#pragma unroll
+    for (u32 k = 0; k < 8; k++) any |= v[k] != v[k];
+    return any;
+}
+
 struct F32 {
     static constexpr u32 BLOCK = 1, BYTES = 4;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32, float (&v)[8]) {
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = from_bits(word(b, k));
-        return true;
+        return any_nan(v);
     }
 };
 
@@ -21,7 +28,7 @@ struct F16 {
     template <class B> static __device__ __forceinline__ bool eight(B b, u32, float (&v)[8]) {
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = half(b.pair(2 * k));
-        return true;
+        return any_nan(v);
     }
 };
 
@@ -30,7 +37,7 @@ struct Bf16 {
     template <class B> static __device__ __forceinline__ bool eight(B b, u32, float (&v)[8]) {
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = from_bits(b.pair(2 * k) << 16);
-        return true;
+        return any_nan(v);
     }
 };
 
@@ -39,7 +46,7 @@ struct F64 {
     template <class B> static __device__ __forceinline__ bool eight(B b, u32, float (&v)[8]) {
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = __double2float_rn(((const double *)b.p)[k]);
-        return true;
+        return any_nan(v);
     }
 };
 

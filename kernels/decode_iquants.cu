@@ -4,12 +4,13 @@
 #include "grids.cuh"
 
 // d * g for 8 grid bytes, negated where a bit of `signs` is set.
-__device__ __forceinline__ void signed_grid(float d, Codes g, u32 signs, float (&v)[8]) {
+__device__ __forceinline__ bool signed_grid(float d, Codes g, u32 signs, float (&v)[8]) {
 #pragma unroll
     for (u32 k = 0; k < 8; k++) {
         float value = d * g.less(k, 0);
-        v[k] = from_bits(__float_as_uint(value) ^ (signs >> k) << 31);
+        v[k] = from_bits(__float_as_uint(value) ^ (signs >> k << 31));
     }
+    return unreal(d);
 }
 
 // Eight signs from seven bits: the eighth makes the number of negatives even.
@@ -43,11 +44,10 @@ struct Iq2_xxs {
     static constexpr u32 BLOCK = 256, BYTES = 66;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
         Codes pair = b.template codes<2>(2 + i / 32 * 8);
-        u32 l = i / 8 % 4, d = b.pair(0);
-        float scale = half(d) * (0.5f + (float)(pair.hi >> 28)) * 0.25f;
+        u32 l = i / 8 % 4;
+        float scale = half(b.pair(0)) * (0.5f + (float)(pair.hi >> 28)) * 0.25f;
         Codes g = grid8(IQ2_XXS, pair.lo >> 8 * l & 255, LEVELS_IQ2);
-        signed_grid(scale, g, signs7(pair.hi >> 7 * l), v);
-        return unreal(d);
+        return signed_grid(scale, g, signs7(pair.hi >> 7 * l), v);
     }
 };
 
@@ -55,11 +55,10 @@ struct Iq2_xxs {
 struct Iq2_xs {
     static constexpr u32 BLOCK = 256, BYTES = 74;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 code = b.pair(2 + i / 8 * 2), d = b.pair(0);
+        u32 code = b.pair(2 + i / 8 * 2);
         u32 nibble = b.byte(66 + i / 32) >> i / 16 % 2 * 4 & 15;
-        float scale = half(d) * (0.5f + (float)nibble) * 0.25f;
-        signed_grid(scale, grid8(IQ2_XS, code & 511, LEVELS_IQ2), signs7(code >> 9), v);
-        return unreal(d);
+        float scale = half(b.pair(0)) * (0.5f + (float)nibble) * 0.25f;
+        return signed_grid(scale, grid8(IQ2_XS, code & 511, LEVELS_IQ2), signs7(code >> 9), v);
     }
 };
 
@@ -67,12 +66,11 @@ struct Iq2_xs {
 struct Iq2_s {
     static constexpr u32 BLOCK = 256, BYTES = 82;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 l = i / 8, d = b.pair(0);
+        u32 l = i / 8;
         u32 index = b.byte(2 + l) | (b.byte(66 + l / 4) >> l % 4 * 2 & 3) << 8;
         u32 nibble = b.byte(74 + i / 32) >> i / 16 % 2 * 4 & 15;
-        float scale = half(d) * (0.5f + (float)nibble) * 0.25f;
-        signed_grid(scale, grid8(IQ2_S, index, LEVELS_IQ2), b.byte(34 + l), v);
-        return unreal(d);
+        float scale = half(b.pair(0)) * (0.5f + (float)nibble) * 0.25f;
+        return signed_grid(scale, grid8(IQ2_S, index, LEVELS_IQ2), b.byte(34 + l), v);
     }
 };
 
@@ -80,12 +78,11 @@ struct Iq2_s {
 struct Iq3_xxs {
     static constexpr u32 BLOCK = 256, BYTES = 98;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 indices = b.pair(2 + i / 4), aux = b.template word<2>(66 + i / 32 * 4), d = b.pair(0);
-        float scale = half(d) * (0.5f + (float)(aux >> 28)) * 0.5f;
+        u32 indices = b.pair(2 + i / 4), aux = b.template word<2>(66 + i / 32 * 4);
+        float scale = half(b.pair(0)) * (0.5f + (float)(aux >> 28)) * 0.5f;
         Codes g = {grid4(IQ3_XXS, indices & 255, LEVELS_IQ3_XXS),
                    grid4(IQ3_XXS, indices >> 8, LEVELS_IQ3_XXS)};
-        signed_grid(scale, g, signs7(aux >> i / 8 % 4 * 7), v);
-        return unreal(d);
+        return signed_grid(scale, g, signs7(aux >> i / 8 % 4 * 7), v);
     }
 };
 
@@ -93,34 +90,33 @@ struct Iq3_xxs {
 struct Iq3_s {
     static constexpr u32 BLOCK = 256, BYTES = 110;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 indices = b.pair(2 + i / 4), d = b.pair(0);
+        u32 indices = b.pair(2 + i / 4);
         u32 ninth = b.byte(66 + i / 32) >> i / 8 % 4 * 2;
         u32 nibble = b.byte(106 + i / 64) >> i / 32 % 2 * 4 & 15;
-        float scale = half(d) * (float)(1 + 2 * nibble);
+        float scale = half(b.pair(0)) * (float)(1 + 2 * nibble);
         Codes g = {grid4(IQ3_S, (indices & 255) | (ninth & 1) << 8, LEVELS_IQ3_S),
                    grid4(IQ3_S, indices >> 8 | (ninth & 2) << 7, LEVELS_IQ3_S)};
-        signed_grid(scale, g, b.byte(74 + i / 8), v);
-        return unreal(d);
+        return signed_grid(scale, g, b.byte(74 + i / 8), v);
     }
 };
 
 // d * (g + delta), where g is -1, 0 or 1 and delta 1/8 or -1/8
-__device__ __forceinline__ void moved_grid(float d, u32 index, bool minus, float (&v)[8]) {
+__device__ __forceinline__ bool moved_grid(float d, u32 index, bool minus, float (&v)[8]) {
     Codes g = grid8(IQ1, index, LEVELS_IQ1);
     float delta = minus ? -0.125f : 0.125f;
 #pragma unroll
     for (u32 k = 0; k < 8; k++) v[k] = d * __fadd_rn(g.less(k, 1), delta);
+    return unreal(d);
 }
 
 // d f16, per 8 elements a byte of index, per 32 a u16: four times 3 index bits, scale, sign
 struct Iq1_s {
     static constexpr u32 BLOCK = 256, BYTES = 50;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 high = b.pair(34 + i / 32 * 2), d = b.pair(0);
-        float scale = half(d) * (float)(2 * (high >> 12 & 7) + 1);
+        u32 high = b.pair(34 + i / 32 * 2);
+        float scale = half(b.pair(0)) * (float)(2 * (high >> 12 & 7) + 1);
         u32 index = b.byte(2 + i / 8) | (high >> i / 8 % 4 * 3 & 7) << 8;
-        moved_grid(scale, index, high >> 15, v);
-        return unreal(d);
+        return moved_grid(scale, index, high >> 15, v);
     }
 };
 
@@ -136,8 +132,7 @@ struct Iq1_m {
         u32 bits = (i < 128 ? scales.lo : scales.hi) >> sixteen / 4 % 2 * 16 >> sixteen % 4 * 3 & 7;
         u32 nibble = b.byte(32 + sixteen) >> i / 8 % 2 * 4;
         u32 index = b.byte(i / 8) | (nibble & 7) << 8;
-        moved_grid(half(d) * (float)(2 * bits + 1), index, (nibble & 8) != 0, v);
-        return unreal(d);
+        return moved_grid(half(d) * (float)(2 * bits + 1), index, (nibble & 8) != 0, v);
     }
 };
 
@@ -155,12 +150,11 @@ template <u32 A, class B> __device__ __forceinline__ Codes uneven(B b, u32 offse
 struct Iq4_nl {
     static constexpr u32 BLOCK = 32, BYTES = 18;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 d_bits = b.pair(0);
-        float d = half(d_bits);
+        float d = half(b.pair(0));
         Codes q = uneven<2>(b, 2, i);
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = d * q.less(k, 128);
-        return unreal(d_bits);
+        return unreal(d);
     }
 };
 
@@ -175,7 +169,7 @@ struct Iq4_xs {
         Codes q = uneven<8>(b, 8 + 16 * s, i);
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = d * q.less(k, 128);
-        return unreal(head.lo);
+        return unreal(d);
     }
 };
 

@@ -1,16 +1,18 @@
 // q2_K to q6_K: super-blocks of 256 whose sub-blocks of 16 or 32 have small integer scales.
 #include "decode.cuh"
 
-// d * q - m
-__device__ __forceinline__ void less_minimum(float d, float m, Codes q, float (&v)[8]) {
+// d * q - m. The product is exact, so fusing it with the subtraction changes nothing.
+__device__ __forceinline__ bool less_minimum(float d, float m, Codes q, float (&v)[8]) {
 #pragma unroll
-    for (u32 k = 0; k < 8; k++) v[k] = __fsub_rn(d * q.less(k, 0), m);
+    for (u32 k = 0; k < 8; k++) v[k] = __fmaf_rn(d, q.less(k, 0), -m);
+    return unreal(d, m);
 }
 
 // d * (q - BIAS)
-template <u32 BIAS> __device__ __forceinline__ void centred(float d, Codes q, float (&v)[8]) {
+template <u32 BIAS> __device__ __forceinline__ bool centred(float d, Codes q, float (&v)[8]) {
 #pragma unroll
     for (u32 k = 0; k < 8; k++) v[k] = d * q.less(k, BIAS);
+    return unreal(d);
 }
 
 // Eight 2-bit codes: of each 128 elements, byte j of 32 holds elements j, j + 32, j + 64, j + 96.
@@ -32,9 +34,8 @@ struct Q2_K {
     static constexpr u32 BLOCK = 256, BYTES = 84;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
         u32 scale = b.byte(i / 16), dm = b.template word<4>(80);
-        less_minimum(half(dm) * (float)(scale & 15), half(dm >> 16) * (float)(scale >> 4),
-                     twos<8>(b, 16, i), v);
-        return unreal(dm) || unreal(dm >> 16);
+        return less_minimum(half(dm) * (float)(scale & 15), half(dm >> 16) * (float)(scale >> 4),
+                            twos<8>(b, 16, i), v);
     }
 };
 
@@ -46,16 +47,14 @@ struct Q3_K {
         u32 low = b.byte(96 + s % 8) >> s / 8 * 4 & 15;
         u32 high = b.byte(104 + s % 4) >> s / 4 * 2 & 3;
         Codes q = twos<8>(b, 32, i), h = bits<8>(b, 0, i);
-        centred<4>(half(d) * (float)((int)(low | high << 4) - 32),
-                   {q.lo | h.lo << 2, q.hi | h.hi << 2}, v);
-        return unreal(d);
+        return centred<4>(half(d) * (float)((int)(low | high << 4) - 32),
+                          {q.lo | h.lo << 2, q.hi | h.hi << 2}, v);
     }
 };
 
 // Scale and minimum of sub-block i / 32 from d, dmin and the 12 bytes of eight 6-bit pairs.
 struct Affine {
     float d, m;
-    bool unreal_;
     template <class B> __device__ __forceinline__ Affine(B b, u32 i) {
         uint4 head = *(const uint4 *)b.p;  // blocks of 144 and 176 bytes: 16-byte aligned
         u32 shift = i / 32 % 4 * 8;
@@ -67,7 +66,6 @@ struct Affine {
         }
         d = half(head.x) * (float)scale;
         m = half(head.x >> 16) * (float)minimum;
-        unreal_ = unreal(head.x) || unreal(head.x >> 16);
     }
 };
 
@@ -83,8 +81,7 @@ struct Q4_K {
     static constexpr u32 BLOCK = 256, BYTES = 144;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
         Affine a(b, i);
-        less_minimum(a.d, a.m, fours(b, 16, i), v);
-        return a.unreal_;
+        return less_minimum(a.d, a.m, fours(b, 16, i), v);
     }
 };
 
@@ -94,8 +91,7 @@ struct Q5_K {
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
         Affine a(b, i);
         Codes q = fours(b, 48, i), h = bits<8>(b, 16, i);
-        less_minimum(a.d, a.m, {q.lo | h.lo << 4, q.hi | h.hi << 4}, v);
-        return a.unreal_;
+        return less_minimum(a.d, a.m, {q.lo | h.lo << 4, q.hi | h.hi << 4}, v);
     }
 };
 
@@ -104,15 +100,13 @@ struct Q5_K {
 struct Q6_K {
     static constexpr u32 BLOCK = 256, BYTES = 210;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 d = b.pair(208);
-        float scale = half(d) * (float)(int)(signed char)b.byte(192 + i / 16);
+        float scale = half(b.pair(208)) * (float)(int)(signed char)b.byte(192 + i / 16);
         Codes q = b.template codes<8>(i / 128 * 64 + i % 64), h = twos<8>(b, 128, i);
         u32 shift = i / 64 % 2 * 4;
-        centred<32>(scale,
-                    {(q.lo >> shift & 0x0f0f0f0fu) | h.lo << 4,
-                     (q.hi >> shift & 0x0f0f0f0fu) | h.hi << 4},
-                    v);
-        return unreal(d);
+        return centred<32>(scale,
+                           {(q.lo >> shift & 0x0f0f0f0fu) | h.lo << 4,
+                            (q.hi >> shift & 0x0f0f0f0fu) | h.hi << 4},
+                           v);
     }
 };
 

@@ -22,15 +22,16 @@ __device__ __forceinline__ bool scaled(u32 d_bits, Codes q, float (&v)[8]) {
     float d = half(d_bits);
 #pragma unroll
     for (u32 k = 0; k < 8; k++) v[k] = d * q.less(k, BIAS);
-    return unreal(d_bits);
+    return unreal(d);
 }
 
-// d * q + m, with d in the low and m in the high half of `dm`.
+// d * q + m, with d in the low and m in the high half of `dm`. The product is exact, so fusing it
+// with the addition changes nothing.
 __device__ __forceinline__ bool shifted(u32 dm, Codes q, float (&v)[8]) {
     float d = half(dm), m = half(dm >> 16);
 #pragma unroll
-    for (u32 k = 0; k < 8; k++) v[k] = __fadd_rn(d * q.less(k, 0), m);
-    return unreal(dm) || unreal(dm >> 16);
+    for (u32 k = 0; k < 8; k++) v[k] = __fmaf_rn(d, q.less(k, 0), m);
+    return unreal(d, m);
 }
 
 // d f16, 16 bytes of nibbles

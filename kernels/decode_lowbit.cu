@@ -5,11 +5,12 @@
 struct Q1_0 {
     static constexpr u32 BLOCK = 128, BYTES = 18;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 bits = b.byte(2 + i / 8), d_bits = b.pair(0);
-        u32 minus = __float_as_uint(half(d_bits)) ^ 0x80000000u;
+        u32 bits = b.byte(2 + i / 8);
+        float d = half(b.pair(0));
+        u32 minus = __float_as_uint(d) ^ 0x80000000u;
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = from_bits(minus ^ (bits >> k) << 31);
-        return unreal(d_bits);
+        return unreal(d);
     }
 };
 
@@ -17,12 +18,12 @@ struct Q1_0 {
 struct Q2_0 {
     static constexpr u32 BLOCK = 64, BYTES = 18;
     template <class B> static __device__ __forceinline__ bool eight(B b, u32 i, float (&v)[8]) {
-        u32 codes = b.pair(2 + i / 4), d_bits = b.pair(0);
+        u32 codes = b.pair(2 + i / 4);
         Codes q = {spread2(codes & 255), spread2(codes >> 8)};
-        float d = half(d_bits);
+        float d = half(b.pair(0));
 #pragma unroll
         for (u32 k = 0; k < 8; k++) v[k] = d * q.less(k, 1);
-        return unreal(d_bits);
+        return unreal(d);
     }
 };
 

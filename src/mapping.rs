@@ -385,8 +385,8 @@ impl ParamRule {
         if self.cut.len() > 1 && self.cut.len() != self.join.len() {
             return Err(format!("{} cuts for {} members", self.cut.len(), self.join.len()));
         }
-        let stacked = self.join.iter().map(|j| j.contains("{E}"));
-        if stacked.clone().any(|s| s) != stacked.clone().all(|s| s) {
+        let stacked = self.join.iter().filter(|j| j.contains("{E}")).count();
+        if stacked != 0 && stacked != self.join.len() {
             return Err("some members are stacked over experts, some are not".into());
         }
         if !matches!(self.dtype.as_deref(), None | Some("f32")) {

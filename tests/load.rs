@@ -1,6 +1,6 @@
 //! The loader's promise: every byte as converted, or a refusal that names the file and the place.
 
-#[path = "support/directory.rs"]
+#[path = "common/directory.rs"]
 mod directory;
 
 use directory::Spec;
@@ -274,7 +274,8 @@ fn header_lengths_are_checked_before_they_are_believed() {
 #[test]
 fn a_manifest_that_contradicts_itself_is_refused() {
     let (dir, manifest) = converted(1, &small());
-    let cases: [(&dyn Fn(&mut Manifest), &str); 8] = [
+    type Edit<'a> = &'a dyn Fn(&mut Manifest);
+    let cases: [(Edit, &str); 8] = [
         (&|m| m.schema = 2, "schema 2"),
         (&|m| m.shards[0].leaves.clear(), "leaf hashes"),
         (&|m| m.shards[0].leaves[0] = "00".repeat(32), "do not fold"),

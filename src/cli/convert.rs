@@ -1,7 +1,7 @@
 //! `preshard convert`.
 
 use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
-use super::{Talk, device, print, print_json, progress, signals, text};
+use super::{Talk, device, print, print_json, progress, serve, signals, text};
 use crate::convert::{self, Settings};
 use crate::error::Result;
 use crate::hf;
@@ -88,6 +88,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
             "resumed": outcome.resumed,
             "seconds": seconds,
             "nonfinite": nonfinite,
+            "serve": serve::commands(&args.out, &outcome.manifest),
         }));
     }
     if talk.quiet {
@@ -98,12 +99,17 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         out += &format!("{}  {}  {} tensors\n", shard.file, text::bytes(shard.bytes), shard.tensors.len());
     }
     out += &format!(
-        "{} in {} files, {:.1} s, {}/s; {} checks it\n",
+        "{} in {} files, {:.1} s, {}/s\n",
         text::bytes(total),
         outcome.manifest.shards.len(),
         seconds,
         text::bytes((outcome.written as f64 / seconds.max(1e-9)) as u64),
-        format_args!("preshard verify {}", crate::error::shown_path(&args.out)),
     );
+    out += &format!("check it:  preshard verify {}\n", crate::error::shown_path(&args.out));
+    let mut commands = serve::commands(&args.out, &outcome.manifest).into_iter();
+    out += &format!("serve it:  {}\n", commands.next().unwrap_or_default());
+    for command in commands {
+        out += &format!("with the MTP draft:  {command}\n");
+    }
     print(&out)
 }

@@ -6,9 +6,11 @@
 mod convert;
 mod device;
 mod inspect;
+mod load;
 mod options;
 mod plan;
 mod progress;
+mod serve;
 mod signals;
 mod text;
 mod verify;
@@ -42,6 +44,8 @@ enum Command {
     Convert(convert::Args),
     /// Check a converted directory against its hashes, or against the GGUF it was made from.
     Verify(verify::Args),
+    /// Load shards to the GPUs as an engine would, verify them there and show the speed.
+    Load(load::Args),
 }
 
 /// How much to print.
@@ -78,6 +82,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(args, talk),
         Command::Convert(args) => convert::run(args, talk),
         Command::Verify(args) => verify::run(args, talk),
+        Command::Load(args) => load::run(args, talk),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const PIECE: usize = 2 << 20;
 /// Slots of a worker: one going up, one decoding, one going down.
 const SLOTS: usize = 3;
+/// Results smaller than this are decoded where they are: the CPU is done before a copy has begun.
+const SMALL: usize = 128 << 10;
 /// Device memory of a worker: input, scratch and output of each slot. Its pinned memory is less.
 const WORKER_BYTES: usize = SLOTS * 3 * PIECE;
 
@@ -102,7 +104,8 @@ impl Batch {
     }
 
     /// Decodes whole blocks, as [`GgmlType::decode`]. When `out` lies in pinned memory
-    /// ([`super::Device::alloc_pinned`]) the GPU writes to it directly.
+    /// ([`super::Device::alloc_pinned`]) the GPU writes to it directly. A small `out` is decoded by the
+    /// CPU, to the same bits.
     ///
     /// # Panics
     /// As [`GgmlType::decode`].
@@ -113,6 +116,10 @@ impl Batch {
         assert_eq!(out.len(), blocks * block * to.size(), "{}: output of {blocks} blocks", ty.name);
         if ty.same_float() == Some(to) {
             out.copy_from_slice(packed);
+            return Ok(());
+        }
+        if out.len() < SMALL {
+            ty.decode(packed, to, out);
             return Ok(());
         }
         let unit = Unit { input: bytes, scratch: 0, output: block * to.size() };
@@ -410,13 +417,12 @@ fn is_pinned(batch: &Batch, memory: &[u8]) -> Result<bool> {
     Ok([memory.first(), memory.last()].iter().all(|byte| {
         byte.is_some_and(|byte| {
             let mut kind = 0u32;
-            // SAFETY: asks about an address, whatever it is, and writes one int through a valid pointer.
+            let mut attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+            let mut data = std::ptr::from_mut(&mut kind).cast();
+            // SAFETY: asks one attribute of an address, whatever it is, and writes one int through a valid
+            // pointer. For memory that the driver does not know it succeeds and writes 0.
             let result = unsafe {
-                sys::cuPointerGetAttribute(
-                    std::ptr::from_mut(&mut kind).cast(),
-                    sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                    std::ptr::from_ref(byte) as u64,
-                )
+                sys::cuPointerGetAttributes(1, &mut attribute, &mut data, std::ptr::from_ref(byte) as u64)
             };
             result.result().is_ok() && kind == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32
         })

@@ -162,9 +162,7 @@ impl Decoder {
             part = Part::whole(ty, blocks);
         }
         let (blocks, skip) = (part.blocks(ty), part.first % ty.block);
-        // The tile of a warp, as `decode` in kernels/decode.cuh computes it.
-        let tile = STEP * if STEP * ty.bytes / ty.block <= 1024 { 4 } else { 2 };
-        let tiles = blocks.div_ceil(tile / ty.block);
+        let tiles = blocks.div_ceil(steps(ty) * STEP / ty.block);
         let total = part.rows.checked_mul(tiles).and_then(|n| u32::try_from(n).ok()).ok_or_else(|| {
             Error::device(
                 &self.device,
@@ -287,6 +285,15 @@ impl Decoder {
         let kernel = module.kernel(name)?;
         loaded.kernels.insert(name.to_owned(), kernel.clone());
         Ok(kernel)
+    }
+}
+
+/// Steps of a tile, which is what one warp decodes, as STEPS in kernels/decode.cuh.
+fn steps(ty: &GgmlType) -> u64 {
+    match STEP * ty.bytes / ty.block {
+        ..=288 => 8,
+        ..=1024 => 4,
+        _ => 2,
     }
 }
 

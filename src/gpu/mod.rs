@@ -13,7 +13,7 @@ pub mod decode;
 use crate::error::{Error, Result};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use std::ffi::{CString, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The oldest driver interface that reads our PTX (ISA 8.0, the first to know `sm_90`): CUDA 12.0.
 const MIN_DRIVER: i32 = 12000;
@@ -40,6 +40,9 @@ pub struct Info {
 pub struct Device {
     context: Arc<CudaContext>,
     info: Arc<Info>,
+    /// Page-locked buffers that wait for their next use. Locking 1 MiB takes half a millisecond,
+    /// so a loader keeps its buffers, as PyTorch's allocator does; the last clone frees them.
+    spare: Arc<Mutex<Vec<PinnedBuffer>>>,
 }
 
 /// How many GPUs the driver offers; an error that says why when it offers none.
@@ -104,7 +107,7 @@ impl Device {
             pci,
             numa_node,
         };
-        Ok(Device { context, info: Arc::new(info) })
+        Ok(Device { context, info: Arc::new(info), spare: Arc::default() })
     }
 
     /// Opens every GPU the driver offers.
@@ -151,19 +154,39 @@ impl Device {
         Ok(DeviceBuffer { device: self.clone(), ptr, len: bytes })
     }
 
-    /// Page-locked host memory, cached (not write-combined: that is slow to read), zeroed, so that
-    /// every byte is initialised and its pages exist.
+    /// Page-locked host memory, cached (not write-combined: that is slow to read), initialised.
     pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
         self.bind()?;
         // Portable: any GPU's context may copy from it.
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current; the buffer owns the allocation and frees it once.
         let ptr = unsafe { result::malloc_host(bytes.max(1), flags) }
-            .map_err(|e| self.failed("allocate pinned host memory", e))?
+            .map_err(|e| self.failed("allocate page-locked host memory", e))?
             .cast::<u8>();
         // SAFETY: `ptr` is the start of `bytes` writable bytes.
         unsafe { ptr.write_bytes(0, bytes) };
-        Ok(PinnedBuffer { device: self.clone(), ptr, len: bytes })
+        Ok(PinnedBuffer { context: self.context.clone(), ptr, len: bytes })
+    }
+
+    /// As [`Device::alloc_pinned`], from the buffers given back before when one has that length; its
+    /// contents are then what they were.
+    pub fn take_pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
+        let mut spare = self.spare.lock().unwrap_or_else(|e| e.into_inner());
+        match spare.iter().position(|b| b.len == bytes) {
+            Some(i) => Ok(spare.swap_remove(i)),
+            None => {
+                drop(spare);
+                self.alloc_pinned(bytes)
+            }
+        }
+    }
+
+    /// Keeps `buffer`, which nothing copies from or to, for the next [`Device::take_pinned`] of its
+    /// length; buffers of other lengths are freed.
+    pub fn give_pinned(&self, buffer: PinnedBuffer) {
+        let mut spare = self.spare.lock().unwrap_or_else(|e| e.into_inner());
+        spare.retain(|b| b.len == buffer.len);
+        spare.push(buffer);
     }
 
     /// A new stream that does not wait for the default stream.
@@ -321,9 +344,9 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Page-locked host memory, freed when dropped.
+/// Page-locked host memory, freed when dropped. Aligned to a page.
 pub struct PinnedBuffer {
-    device: Device,
+    context: Arc<CudaContext>,
     ptr: *mut u8,
     len: usize,
 }
@@ -332,13 +355,6 @@ pub struct PinnedBuffer {
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for PinnedBuffer {}
-
-impl PinnedBuffer {
-    /// Its address. It is aligned to a page.
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.ptr
-    }
-}
 
 impl std::ops::Deref for PinnedBuffer {
     type Target = [u8];
@@ -357,7 +373,7 @@ impl std::ops::DerefMut for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
+        if self.context.bind_to_thread().is_ok() {
             // SAFETY: allocated in `alloc_pinned`, freed here alone.
             let _ = unsafe { result::free_host(self.ptr.cast()) };
         }

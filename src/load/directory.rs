@@ -120,8 +120,15 @@ impl Directory {
 
     /// Opens every shard of the manifest; all that cannot be opened are reported.
     pub fn all(&self) -> Result<Vec<Shard>> {
-        let (shards, problems): (Vec<_>, Vec<_>) =
-            (0..self.manifest.shards.len()).map(|i| self.open_shard(i)).partition(|r| r.is_ok());
+        self.select(|_| true)
+    }
+
+    /// Opens the shards that `wanted` wants; all that cannot be opened are reported.
+    pub fn select(&self, wanted: impl Fn(&manifest::Shard) -> bool) -> Result<Vec<Shard>> {
+        let (shards, problems): (Vec<_>, Vec<_>) = (0..self.manifest.shards.len())
+            .filter(|&i| wanted(&self.manifest.shards[i]))
+            .map(|i| self.open_shard(i))
+            .partition(Result::is_ok);
         Error::all(problems.into_iter().filter_map(Result::err).collect())?;
         Ok(shards.into_iter().filter_map(Result::ok).collect())
     }

@@ -1,7 +1,8 @@
 //! The pipeline from a shard file to a GPU.
 //!
-//! Reader threads claim chunks in file order. Each has its own stream and a few page-locked slots:
-//! it fills a slot, queues its copy, and fills the next while the copy runs. Once all chunks of a
+//! Reader threads claim chunks in file order. A reader fills a page-locked slot, queues its copy,
+//! and goes on with the slot whose copy has run longest: a copy takes a fraction of the time that
+//! one thread needs to fill a slot, so a few slots more than threads suffice. Once all chunks of a
 //! leaf are on their way, the hashing thread queues that leaf's hash behind their copies on a
 //! stream of its own, so that verification overlaps with loading. Host memory is bounded by the
 //! slots, whatever the file.
@@ -12,13 +13,16 @@ use crate::error::{Error, Result};
 use crate::gpu::blake3::{LeafHasher, VALUE};
 use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::manifest::{self, LEAF};
-use std::sync::Mutex;
+use std::collections::VecDeque;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-/// Slots per reader thread: one is filled while the other is copied.
-const SLOTS: usize = 2;
+/// Slots beyond one per reader thread: those whose copies are queued, so that the copy engine
+/// always finds one.
+const EXTRA_SLOTS: usize = 8;
 /// Page-locked memory of one load at most.
 const MAX_PINNED: usize = 512 << 20;
 
@@ -49,6 +53,33 @@ impl Loaded {
     /// What the load did.
     pub fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// Reads the device memory back and compares it with the file of `shard`, byte by byte.
+    pub fn compare_with(&self, shard: &Shard) -> Result<()> {
+        let mut ours = vec![0; LEAF as usize];
+        let mut theirs = vec![0; LEAF as usize];
+        for begin in (0..self.memory.len()).step_by(LEAF as usize) {
+            let len = (self.memory.len() - begin).min(LEAF as usize);
+            self.memory.read(begin, &mut ours[..len])?;
+            shard
+                .file()
+                .read_exact_at(&mut theirs[..len], begin as u64)
+                .map_err(|e| Error::io(shard.path(), "read", e))?;
+            if let Some(at) = (0..len).find(|&i| ours[i] != theirs[i]) {
+                return Err(Error::shards(
+                    shard.path().display(),
+                    format!(
+                        "byte {} is {:#04x} in the file and {:#04x} on {}: the memory or the file is damaged",
+                        begin + at,
+                        theirs[at],
+                        ours[at],
+                        self.memory.device()
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -119,6 +150,10 @@ pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Lo
     Ok(done.into_iter().filter_map(Result::ok).flatten().collect())
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 /// One shard on its way to one device.
 struct Load<'a> {
     shard: &'a Shard,
@@ -140,22 +175,28 @@ struct Progress {
     missing: Vec<AtomicU32>,
     /// The slot that each chunk was copied from.
     slot_of: Vec<AtomicU32>,
-    /// Each slot's last copy. A slot that was used again since stands for a later copy of the same
-    /// stream, which is as good.
+    /// Each slot's last copy. A slot that was used again since stands for a later copy of it, which
+    /// began after the earlier one had ended.
     copied: Vec<Event>,
     /// When chunk 0 was in its place.
     first: Mutex<Option<Instant>>,
-}
-
-/// A reader's stream and page-locked slots; the stream is idle before they are freed.
-struct Lane {
+    /// All copies are queued on this one: with a stream per reader, the GPU's copy engine spent
+    /// microseconds between copies, a tenth of the whole.
     stream: Stream,
-    slots: PinnedBuffer,
+    /// Slots that nobody fills, the one whose copy was queued first in front.
+    idle: Mutex<VecDeque<Slot>>,
 }
 
-impl Drop for Lane {
+/// Page-locked memory for one chunk.
+struct Slot {
+    index: usize,
+    memory: PinnedBuffer,
+}
+
+impl Drop for Progress {
+    /// Slots are freed when no copy reads them; a failed copy was reported by its reader.
     fn drop(&mut self) {
-        let _ = self.stream.synchronize(); // a failure was reported by the reader
+        let _ = self.stream.synchronize();
     }
 }
 
@@ -167,9 +208,10 @@ impl Load<'_> {
         let chunks = bytes.div_ceil(chunk);
         let threads = self
             .threads
-            .min(MAX_PINNED / (SLOTS * self.options.chunk))
+            .min((MAX_PINNED / self.options.chunk).saturating_sub(EXTRA_SLOTS))
             .min(usize::try_from(chunks).unwrap_or(usize::MAX))
             .max(1);
+        let slots = threads + EXTRA_SLOTS;
         let source = Source::new(self.shard, self.options.method)?;
         let leaves = bytes.div_ceil(LEAF);
         let progress = Progress {
@@ -178,8 +220,10 @@ impl Load<'_> {
                 .map(|l| AtomicU32::new((LEAF.min(bytes - l * LEAF)).div_ceil(chunk) as u32))
                 .collect(),
             slot_of: (0..chunks).map(|_| AtomicU32::new(0)).collect(),
-            copied: (0..threads * SLOTS).map(|_| self.device.event(false)).collect::<Result<_>>()?,
+            copied: (0..slots).map(|_| self.device.event(false)).collect::<Result<_>>()?,
             first: Mutex::new(None),
+            stream: self.device.stream()?,
+            idle: Mutex::new(VecDeque::with_capacity(slots)),
         };
         let fail = |_: &Error| self.stop.store(true, Ordering::Relaxed);
         let (send, leaves_sent) = mpsc::channel();
@@ -192,7 +236,7 @@ impl Load<'_> {
             let readers: Vec<_> = (0..threads)
                 .map(|i| {
                     let send = send.clone();
-                    scope.spawn(move || self.read(i, source, progress, &send).inspect_err(fail))
+                    scope.spawn(move || self.read(i, threads, source, progress, &send).inspect_err(fail))
                 })
                 .collect();
             drop(send);
@@ -203,6 +247,9 @@ impl Load<'_> {
         });
         let ends = read.into_iter().collect::<Result<Vec<Instant>>>()?;
         let hashed = hashed.transpose()?;
+        for slot in lock(&progress.idle).drain(..) {
+            self.device.give_pinned(slot.memory);
+        }
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -211,14 +258,14 @@ impl Load<'_> {
             compare_leaves(self.shard, found)?;
         }
         let since = |t: Option<Instant>| t.map_or(0.0, |t| (t - start).as_secs_f64());
-        let first = progress.first.into_inner().unwrap_or_else(|e| e.into_inner());
+        let first = *lock(&progress.first);
         Ok(Some(Stats {
             bytes,
             seconds: start.elapsed().as_secs_f64(),
             first_byte: since(first),
             last_byte: since(ends.into_iter().max()),
             threads,
-            pinned: (threads * SLOTS * self.options.chunk) as u64,
+            pinned: (slots * self.options.chunk) as u64,
             direct: source.read_direct(),
             verified: self.options.verify,
         }))
@@ -228,6 +275,7 @@ impl Load<'_> {
     fn read(
         &self,
         index: usize,
+        threads: usize,
         source: &Source,
         progress: &Progress,
         leaves: &mpsc::Sender<u64>,
@@ -236,39 +284,51 @@ impl Load<'_> {
         let bytes = self.shard.entry().bytes;
         let size = self.options.chunk;
         debug_assert!(size.is_multiple_of(ALIGN));
-        let mut lane = Lane { stream: self.device.stream()?, slots: self.device.alloc_pinned(size * SLOTS)? };
-        let mut used = 0;
-        while !self.stop.load(Ordering::Relaxed) {
-            let chunk = progress.next.fetch_add(1, Ordering::Relaxed);
-            let offset = chunk * size as u64;
-            if offset >= bytes {
-                break;
-            }
-            let slot = used % SLOTS;
-            let event = &progress.copied[index * SLOTS + slot];
-            if used >= SLOTS {
-                event.synchronize()?;
-            }
-            used += 1;
-            let len = (bytes - offset).min(size as u64) as usize;
-            let buffer = &mut lane.slots[slot * size..(slot + 1) * size];
-            source.fill(buffer, offset, len)?;
-            // SAFETY: the slot is not touched again before its event; `base` is device memory for
-            // the whole file.
-            unsafe { lane.stream.copy_to_device(self.base + offset, buffer.as_ptr(), len)? };
-            lane.stream.record(event)?;
-            progress.slot_of[chunk as usize].store((index * SLOTS + slot) as u32, Ordering::Release);
-            if chunk == 0 {
-                event.synchronize()?;
-                *progress.first.lock().unwrap_or_else(|e| e.into_inner()) = Some(Instant::now());
-            }
-            let leaf = offset / LEAF;
-            if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
-                let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
-            }
+        let slot = |index| Ok(Slot { index, memory: self.device.take_pinned(size)? });
+        let stream = &progress.stream;
+        let mut current: Slot = slot(index)?;
+        for extra in (threads + index..progress.copied.len()).step_by(threads) {
+            let extra = slot(extra)?;
+            lock(&progress.idle).push_front(extra);
         }
-        lane.stream.synchronize()?;
-        Ok(Instant::now())
+        let mut run = || -> Result<()> {
+            while !self.stop.load(Ordering::Relaxed) {
+                let chunk = progress.next.fetch_add(1, Ordering::Relaxed);
+                let offset = chunk * size as u64;
+                if offset >= bytes {
+                    break;
+                }
+                let len = (bytes - offset).min(size as u64) as usize;
+                source.fill(&mut current.memory, offset, len)?;
+                let copied = &progress.copied[current.index];
+                // SAFETY: the slot is not touched again before its event; `base` is device memory
+                // for the whole file.
+                unsafe { stream.copy_to_device(self.base + offset, current.memory.as_ptr(), len)? };
+                stream.record(copied)?;
+                progress.slot_of[chunk as usize].store(current.index as u32, Ordering::Release);
+                if chunk == 0 {
+                    copied.synchronize()?;
+                    *lock(&progress.first) = Some(Instant::now());
+                }
+                let leaf = offset / LEAF;
+                if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+                    let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
+                }
+                let mut idle = lock(&progress.idle);
+                if let Some(next) = idle.pop_front() {
+                    idle.push_back(std::mem::replace(&mut current, next));
+                }
+                drop(idle);
+                progress.copied[current.index].synchronize()?;
+            }
+            Ok(())
+        };
+        // The slot at hand is let go when its copy is over, also after a failure.
+        let ended = run();
+        stream.synchronize()?;
+        let end = Instant::now();
+        self.device.give_pinned(current.memory);
+        ended.map(|()| end)
     }
 
     /// Hashes leaves as they arrive; gives all chaining values.

@@ -1,0 +1,270 @@
+//! The loader against the link's own limit, in one run: `cargo bench --bench load -- [options]`.
+//!
+//!   --dir DIR     the converted directory; made of random bytes when it has no manifest
+//!   --gib N       how large to make it, by default 12
+//!   --runs N      timed runs of each configuration, by default 5
+//!   --sweep       methods, chunks and thread counts instead of the defaults
+//!   --cold        drop the file from the page cache before each run, against bare direct reads
+//!
+//! Prints GB/s (10^9 bytes per second), the median of the runs. A run counts from the call to its
+//! return: device memory, streams, threads, copies, and the comparison of all hashes. The first
+//! load of the process, which also locks the ring's host memory, is printed by itself.
+
+#[path = "../tests/common/directory.rs"]
+mod directory;
+
+use preshard::gpu::Device;
+use preshard::gpu::blake3::LeafHasher;
+use preshard::load::{Directory, Method, Options, Shard, Stats};
+use preshard::manifest::LEAF;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+struct Args {
+    dir: PathBuf,
+    gib: u64,
+    runs: usize,
+    sweep: bool,
+    cold: bool,
+}
+
+fn args() -> Args {
+    let dir = std::env::temp_dir().join("preshard-bench");
+    let mut args = Args { dir, gib: 12, runs: 5, sweep: false, cold: false };
+    let mut given = std::env::args().skip(1);
+    while let Some(arg) = given.next() {
+        let mut value = || given.next().unwrap_or_else(|| panic!("{arg}: a value is missing"));
+        match arg.as_str() {
+            "--dir" => args.dir = value().into(),
+            "--gib" => args.gib = value().parse().expect("--gib: a whole number"),
+            "--runs" => args.runs = value().parse().expect("--runs: a whole number"),
+            "--sweep" => args.sweep = true,
+            "--cold" => args.cold = true,
+            "--bench" => {} // cargo bench adds it
+            _ => panic!("{arg}: no such option"),
+        }
+    }
+    args
+}
+
+/// One rank of a large mixture-of-experts model: stacked expert tensors and small ones between.
+fn tensors(gib: u64) -> Vec<directory::Spec> {
+    let shapes: [(&str, &'static str, &[u64]); 5] = [
+        ("mlp.experts.w13", "U8", &[256, 512, 1728]),
+        ("mlp.experts.w2", "U8", &[256, 6144, 144]),
+        ("self_attn.q_b_proj.weight", "BF16", &[2048, 2048]),
+        ("self_attn.o_proj.weight", "U8", &[6144, 1152]),
+        ("input_layernorm.weight", "BF16", &[6144]),
+    ];
+    let mut out = Vec::new();
+    let mut left = gib << 30;
+    for layer in 0.. {
+        for (name, dtype, shape) in shapes {
+            let bytes = directory::bytes(dtype, shape);
+            if bytes > left {
+                return out;
+            }
+            left -= bytes;
+            out.push((format!("model.layers.{layer}.{name}"), dtype, shape.to_vec()));
+        }
+    }
+    out
+}
+
+fn main() {
+    let args = args();
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(e) => return println!("skipped: {e}"),
+    };
+    if !args.dir.join(preshard::manifest::FILE_NAME).exists() {
+        std::fs::create_dir_all(&args.dir).unwrap();
+        directory::write(&args.dir, 1, &tensors(args.gib));
+    }
+    let shard = Directory::open(&args.dir).unwrap().shard(0).unwrap();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("{}, {:.2} GB shard, {cores} cores", device.info().name, shard.entry().bytes as f64 / 1e9);
+    match args.cold {
+        true => cold(&args, &device, &shard),
+        false => warm(&args, &device, &shard),
+    }
+}
+
+fn warm(args: &Args, device: &Device, shard: &Shard) {
+    let default = Options::default();
+    let mut configurations = vec![
+        ("default".to_owned(), default.clone()),
+        ("not verified".to_owned(), Options { verify: false, ..default.clone() }),
+        ("8 threads".to_owned(), Options { threads: Some(8), ..default.clone() }),
+        (
+            "8 threads, not verified".to_owned(),
+            Options { threads: Some(8), verify: false, ..default.clone() },
+        ),
+        ("4 threads".to_owned(), Options { threads: Some(4), ..default.clone() }),
+    ];
+    if args.sweep {
+        configurations.clear();
+        for method in [Method::Buffered, Method::Mapped] {
+            for threads in [8, 16] {
+                for chunk in [2 << 20, 4 << 20] {
+                    let name = format!("{method:?} x{threads} {} KiB", chunk >> 10);
+                    configurations
+                        .push((name, Options { threads: Some(threads), chunk, method, verify: false }));
+                }
+            }
+        }
+    }
+    let peak = Peak::watch();
+    let first = shard.load(device, &default).unwrap().stats().clone();
+    println!("first load of the process: {:.2} GB/s", rate(&first));
+    let mut limits = Vec::new();
+    let mut rates = vec![Vec::new(); configurations.len()];
+    let mut last = Vec::new();
+    for _ in 0..args.runs {
+        limits.push(device.pinned_copy_rate().unwrap() / 1e9);
+        last.clear();
+        for ((_, options), rates) in configurations.iter().zip(&mut rates) {
+            let loaded = shard.load(device, options).unwrap();
+            rates.push(rate(loaded.stats()));
+            last.push(loaded.stats().clone());
+        }
+    }
+    println!(
+        "host memory: {} MiB anonymous at most, page-locked {} MiB",
+        peak.stop() >> 20,
+        last[0].pinned >> 20
+    );
+    for threads in [8, 16] {
+        println!("page cache to memory, {threads} threads, no GPU: {:.1} GB/s", reads(shard, threads, false));
+    }
+    println!("BLAKE3 on the GPU: {:.0} GB/s", hash_rate(device, shard));
+    let limit = median(&mut limits);
+    println!(
+        "pinned copy, the link's limit: {limit:.1} GB/s ({:.1}..{:.1})",
+        limits[0],
+        limits[limits.len() - 1]
+    );
+    for (((name, _), mut rates), stats) in configurations.into_iter().zip(rates).zip(last) {
+        let rate = median(&mut rates);
+        println!(
+            "{name:28} {rate:6.2} GB/s, {:.3} of the limit  ({:.2}..{:.2}; first byte {:.1} ms, last {:.1}, all {:.1})",
+            rate / limit,
+            rates[0],
+            rates[rates.len() - 1],
+            stats.first_byte * 1e3,
+            stats.last_byte * 1e3,
+            stats.seconds * 1e3,
+        );
+    }
+}
+
+fn rate(stats: &Stats) -> f64 {
+    stats.bytes as f64 / stats.seconds / 1e9
+}
+
+/// GB/s of the hashing kernels alone, on a loaded shard.
+fn hash_rate(device: &Device, shard: &Shard) -> f64 {
+    let loaded = shard.load(device, &Options { verify: false, ..Options::default() }).unwrap();
+    let bytes = loaded.stats().bytes;
+    let leaves = bytes.div_ceil(LEAF);
+    let hasher = LeafHasher::new(device).unwrap();
+    let stream = device.stream().unwrap();
+    let values = device.alloc(leaves as usize * 32).unwrap();
+    let (start, end) = (device.event(true).unwrap(), device.event(true).unwrap());
+    for event in [&start, &end] {
+        // SAFETY: the shard and a place for each leaf's value lie on the device until the end.
+        unsafe { hasher.queue(&stream, loaded.memory().ptr(), bytes, 0, leaves, values.ptr()).unwrap() };
+        stream.record(event).unwrap(); // the first pass warms up
+    }
+    stream.synchronize().unwrap();
+    bytes as f64 / end.seconds_since(&start).unwrap() / 1e9
+}
+
+fn cold(args: &Args, device: &Device, shard: &Shard) {
+    let file = std::fs::File::open(shard.path()).unwrap();
+    file.sync_all().unwrap();
+    let evict = || rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let (mut bare, mut ours, mut buffered) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..args.runs {
+        evict();
+        bare.push(reads(shard, 16, true));
+        for (method, rates) in [(Method::Auto, &mut ours), (Method::Buffered, &mut buffered)] {
+            evict();
+            let loaded = shard.load(device, &Options { method, ..Options::default() }).unwrap();
+            let stats = loaded.stats();
+            rates.push(rate(stats));
+            if method == Method::Auto {
+                println!(
+                    "read past the page cache: {:.3} of the file",
+                    stats.direct as f64 / stats.bytes as f64
+                );
+            }
+        }
+    }
+    let (bare, ours, buffered) = (median(&mut bare), median(&mut ours), median(&mut buffered));
+    println!(
+        "cold: bare direct reads {bare:.2} GB/s, loader {ours:.2} ({:.3}), buffered {buffered:.2}",
+        ours / bare
+    );
+}
+
+/// GB/s of reads alone, past the page cache when `direct`, into buffers that nobody looks at.
+fn reads(shard: &Shard, threads: usize, direct: bool) -> f64 {
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    const CHUNK: u64 = 2 << 20;
+    let flags = if direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
+    let file = std::fs::File::options().read(true).custom_flags(flags).open(shard.path()).unwrap();
+    let bytes = shard.entry().bytes;
+    let next = AtomicU64::new(0);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let mut memory = memmap2::MmapMut::map_anon(CHUNK as usize).unwrap();
+                loop {
+                    let at = next.fetch_add(CHUNK, Ordering::Relaxed);
+                    if at >= bytes || file.read_at(&mut memory, at).unwrap() == 0 {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    bytes as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The largest RssAnon of this process, looked at every few milliseconds.
+struct Peak {
+    done: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<u64>,
+}
+
+impl Peak {
+    fn watch() -> Peak {
+        let done = Arc::new(AtomicBool::new(false));
+        let stop = done.clone();
+        let thread = std::thread::spawn(move || {
+            let mut peak = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let status = std::fs::read_to_string("/proc/self/status").unwrap();
+                let line = status.lines().find(|l| l.starts_with("RssAnon:")).unwrap();
+                let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+                peak = peak.max(kib << 10);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            peak
+        });
+        Peak { done, thread }
+    }
+    fn stop(self) -> u64 {
+        self.done.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}

@@ -1,0 +1,167 @@
+//! The command itself: help, JSON, what goes to which stream, and readers that go away.
+#![cfg(feature = "cli")]
+
+mod common;
+mod support;
+
+use serde_json::Value;
+use std::io::Read;
+use std::process::Stdio;
+use support::models::{GLM, q4_k};
+use support::{fixture, preshard, snapshot, stderr, stdout};
+
+fn llama() -> String {
+    fixture("dense/tiny-llama-Q4_K_M.gguf").to_str().unwrap().to_owned()
+}
+
+fn json(args: &[&str]) -> Value {
+    let run = preshard().args(args).output().unwrap();
+    assert!(run.status.success(), "{args:?}: {}", stderr(&run));
+    serde_json::from_str(&stdout(&run)).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", stdout(&run)))
+}
+
+#[test]
+fn help_names_every_command_and_option() {
+    let help = |args: &[&str]| {
+        let run = preshard().args(args).output().unwrap();
+        assert!(run.status.success() && stderr(&run).is_empty(), "{args:?}");
+        stdout(&run)
+    };
+    let all = help(&["--help"]);
+    for command in ["inspect", "plan", "convert", "verify"] {
+        assert!(all.contains(command), "{all}");
+        let text = help(&[command, "--help"]);
+        assert!(text.contains(&format!("Usage: preshard {command}")), "{text}");
+        assert_eq!(text, help(&["help", command]));
+    }
+    let text = help(&["convert", "--help"]);
+    for option in [
+        "--tp",
+        "--pp",
+        "--pp-layers",
+        "--ep",
+        "--ranks",
+        "--weights",
+        "--indexer",
+        "--mtp",
+        "--layout",
+        "--misaligned",
+        "--mixed",
+        "--hf-config",
+        "--mappings",
+        "--threads",
+        "--memory",
+        "--device",
+        "--force",
+        "--json",
+        "--quiet",
+        "--verbose",
+        "--max-file-size",
+        "--allow-nonfinite",
+        "--out",
+    ] {
+        assert!(
+            text.contains(&format!("{option} ")) || text.contains(&format!("{option}\n")),
+            "{option}: {text}"
+        );
+    }
+    assert_eq!(
+        stdout(&preshard().arg("--version").output().unwrap()),
+        format!("preshard {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[test]
+fn json_is_json_and_agrees_with_the_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let source = llama();
+
+    let inspected = json(&["inspect", "--json", &source]);
+    assert_eq!(inspected["metadata"]["general.architecture"], "llama");
+    let planned = json(&["plan", "--json", &source, "--tp", "2", "--weights", "bf16"]);
+    assert_eq!(inspected["tensors"].as_array().unwrap().len(), planned["tensors"].as_array().unwrap().len());
+    assert!(!out.exists());
+    let converted =
+        json(&["convert", "--json", &source, "--tp", "2", "--weights", "bf16", "-o", out.to_str().unwrap()]);
+    let files = snapshot(&out);
+    for (file, plan) in
+        converted["files"].as_array().unwrap().iter().zip(planned["files"].as_array().unwrap())
+    {
+        let bytes = &files[file["file"].as_str().unwrap()];
+        assert_eq!(file["bytes"], bytes.len());
+        assert_eq!(file["blake3"], blake3::hash(bytes).to_hex().as_str());
+        // The plan knew.
+        assert_eq!((&plan["file"], &plan["bytes"]), (&file["file"], &file["bytes"]));
+    }
+    assert_eq!(converted["written"], converted["bytes"]);
+    let verified = json(&["verify", "--json", out.to_str().unwrap()]);
+    assert_eq!(verified["ok"], true);
+    let verified = json(&["verify", "--json", out.to_str().unwrap(), "--source", &source]);
+    assert_eq!((&verified["ok"], &verified["against"]), (&true.into(), &"source".into()));
+
+    // A changed byte: still JSON, status 1, and the file is named.
+    let shard = out.join("model-rank-1-part-0.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&shard, bytes).unwrap();
+    for extra in [&[][..], &["--source", &source]] {
+        let run = preshard().args(["verify", "--json"]).arg(&out).args(extra).output().unwrap();
+        assert_eq!(run.status.code(), Some(1));
+        let found: Value = serde_json::from_str(&stdout(&run)).unwrap();
+        assert_eq!(found["ok"], false);
+        assert!(
+            found["problems"][0].as_str().unwrap().contains("model-rank-1-part-0.safetensors"),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn results_go_to_standard_output_and_nothing_else_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = GLM.build(&q4_k).write(dir.path().join("model.gguf"));
+    let source = source.to_str().unwrap();
+    let out = |n: &str| dir.path().join(n).to_str().unwrap().to_owned();
+    let run = preshard().args(["convert", "--tp", "2", "-o", &out("a"), source]).output().unwrap();
+    assert!(run.status.success(), "{}", stderr(&run));
+    for file in ["model-rank-0-part-0.safetensors", "mtp-rank-1-part-0.safetensors"] {
+        assert!(stdout(&run).contains(file), "{}", stdout(&run));
+    }
+    let run = preshard().args(["convert", "-q", "--tp", "2", "-o", &out("b"), source]).output().unwrap();
+    assert_eq!((stdout(&run).as_str(), stderr(&run).as_str()), ("", ""));
+    for args in [&["plan", source][..], &["inspect", source], &["verify", &out("a")]] {
+        let run = preshard().args(args).output().unwrap();
+        assert!(run.status.success() && !stdout(&run).is_empty(), "{args:?}: {}", stderr(&run));
+        // Not on a terminal: no colours, no progress.
+        assert!(!(stdout(&run) + &stderr(&run)).contains(['\u{1b}', '\r']), "{args:?}");
+    }
+    let plan =
+        stdout(&preshard().args(["plan", "--gpu-memory", "1M", "--tp", "2", source]).output().unwrap());
+    assert!(plan.contains("does not fit"), "{plan}");
+}
+
+#[test]
+fn a_reader_that_went_away_is_no_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = GLM.build(&q4_k).write(dir.path().join("model.gguf"));
+    let out = dir.path().join("out");
+    let commands = [
+        vec!["--help".to_owned()],
+        vec!["plan".into(), "-v".into(), source.display().to_string()],
+        vec!["plan".into(), "--json".into(), source.display().to_string()],
+        vec!["inspect".into(), "-v".into(), source.display().to_string()],
+        vec!["convert".into(), source.display().to_string(), "-o".into(), out.display().to_string()],
+    ];
+    for args in commands {
+        let mut child = preshard().args(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let mut text = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(0), "{args:?}: {text}");
+        assert!(!text.contains("panicked") && !text.contains("error"), "{args:?}: {text}");
+    }
+    assert!(out.join("preshard.json").exists(), "the conversion itself is done");
+}
