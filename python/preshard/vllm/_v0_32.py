@@ -171,7 +171,11 @@ def _quantisation(path: str, packing: Packing) -> QuantizationConfig:
     from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        ParallelLMHead,
+        UnquantizedEmbeddingMethod,
+        VocabParallelEmbedding,
+    )
 
     class PreshardGGUFConfig(GGUFConfig):  # type: ignore[misc]
         """The plugin's own test looks for parts of names; this one compares whole names."""
@@ -182,7 +186,9 @@ def _quantisation(path: str, packing: Packing) -> QuantizationConfig:
             if isinstance(layer, LinearBase):
                 return GGUFLinearMethod(self) if packing.is_packed(prefix) else UnquantizedLinearMethod()
             if isinstance(layer, VocabParallelEmbedding):
-                return GGUFEmbeddingMethod(self) if packing.is_packed(prefix) else UnquantizedEmbeddingMethod()
+                head = isinstance(layer, ParallelLMHead)
+                packed = packing.is_packed(prefix) if head else packing.embedding_packed(prefix)
+                return GGUFEmbeddingMethod(self) if packed else UnquantizedEmbeddingMethod()
             if isinstance(layer, RoutedExperts):
                 packed = packing.experts_packed(prefix)
                 return (GGUFMoEMethod(self, layer.moe_config) if packed else UnquantizedFusedMoEMethod(layer.moe_config))

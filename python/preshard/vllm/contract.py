@@ -94,20 +94,31 @@ def has_packed(manifest: Manifest) -> bool:
     return any(t.packed for s in manifest.shards for t in s.tensors)
 
 
+def _built(name: str) -> str:
+    """The name under which a layer is built: that of its tensors without the draft's own levels."""
+    return name.replace(".mtp_block.", ".").replace(".shared_head.", ".")
+
+
 class Packing:
     """Which of a rank's layers are packed, by the name vLLM gives a layer when it builds it."""
 
     SUFFIX = ".qweight"
-    TIED = {"model.embed_tokens": "lm_head"}
+    EMBEDDING = "model.embed_tokens"
+    TIED = {EMBEDDING: "lm_head"}
     """A tied model's matrix is in the file once, under the head's name."""
 
     def __init__(self, entry: ShardEntry) -> None:
-        self._names = {name for t in entry.tensors for name in (t.name, *t.aliases)}
+        self._names = {_built(name) for t in entry.tensors for name in (t.name, *t.aliases)}
         self.packed = {n.removesuffix(self.SUFFIX) for n in self._names if n.endswith(self.SUFFIX)}
         self.plain = {n.removesuffix(".weight") for n in self._names if n.endswith(".weight")} - self.packed
 
     def is_packed(self, layer: str) -> bool:
-        """Whether the linear, embedding or head layer of that name is packed."""
+        """Whether the linear or head layer of that name is packed."""
+        return _built(layer) in self.packed
+
+    def embedding_packed(self, layer: str) -> bool:
+        """Whether the embedding of that name is; some classes build theirs without a name."""
+        layer = layer or self.EMBEDDING
         if layer not in self.packed and layer not in self.plain:
             layer = self.TIED.get(layer, layer)
         return layer in self.packed
@@ -117,7 +128,7 @@ class Packing:
         found = {
             kind
             for weights in ("w13", "w2")
-            for name in (f"{layer}.{weights}", f"{layer}.routed_experts.{weights}")
+            for name in (_built(f"{layer}.{weights}"), _built(f"{layer}.routed_experts.{weights}"))
             for kind in ("_qweight", "_weight")
             if name + kind in self._names
         }
