@@ -3,7 +3,7 @@
 //!   --dir DIR     the converted directory; made of random bytes when it has no manifest
 //!   --gib N       how large to make it, by default 12
 //!   --runs N      timed runs of each configuration, by default 5
-//!   --sweep       methods, chunks and thread counts instead of the defaults
+//!   --sweep       chunks and thread counts instead of the defaults
 //!   --cold        drop the file from the page cache before each run, against bare direct reads
 //!
 //! Prints GB/s (10^9 bytes per second), the median of the runs. A run counts from the call to its
@@ -106,13 +106,10 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
     ];
     if args.sweep {
         configurations.clear();
-        for method in [Method::Buffered, Method::Mapped] {
-            for threads in [8, 16] {
-                for chunk in [2 << 20, 4 << 20] {
-                    let name = format!("{method:?} x{threads} {} KiB", chunk >> 10);
-                    configurations
-                        .push((name, Options { threads: Some(threads), chunk, method, verify: false }));
-                }
+        for threads in [4, 8, 12, 16] {
+            for chunk in [1 << 20, 2 << 20, 4 << 20, 8 << 20] {
+                let name = format!("{threads} threads, {} MiB", chunk >> 20);
+                configurations.push((name, Options { threads: Some(threads), chunk, ..default.clone() }));
             }
         }
     }

@@ -12,15 +12,17 @@ use crate::plan::{Layout, Plan};
 use crate::store::{Output, ShardFile};
 use crate::workers;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Synced and journalled at least this often: what a kill may cost.
 const CHECKPOINT_BYTES: u64 = 2 << 30;
 const CHECKPOINT_TIME: Duration = Duration::from_secs(10);
+/// How far ahead of the workers the source is read: two stretches of eight ranks' leaves.
+const READ_AHEAD: u64 = 256 << 20;
 
 /// How to run a plan; none of it changes the bytes.
 pub struct Settings<'a> {
@@ -74,6 +76,8 @@ pub struct Outcome {
 
 /// One leaf to do.
 struct Job {
+    /// Where its source begins: file and offset.
+    source: (usize, u64),
     shard: usize,
     leaf: u64,
 }
@@ -103,9 +107,11 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
             settings,
             shards: &shards,
             files,
-            state: Mutex::new(State::new(journal, records)),
+            written: Mutex::default(),
+            due: Condvar::new(),
+            ahead: Mutex::default(),
         };
-        run.all()
+        run.all(journal, records)
     });
     match result {
         Ok(records) => {
@@ -144,28 +150,28 @@ struct Run<'a> {
     settings: &'a Settings<'a>,
     shards: &'a [&'a ShardPlan],
     files: Vec<ShardFile>,
-    state: Mutex<State>,
+    written: Mutex<Written>,
+    /// Wakes the thread that syncs.
+    due: Condvar,
+    /// How far the source has been asked for ahead of its use: file and offset.
+    ahead: Mutex<(usize, u64)>,
 }
 
-struct State {
-    journal: Journal,
-    records: Records,
-    /// Written, not yet synced.
-    pending: Vec<(usize, u64, Record)>,
-    pending_bytes: u64,
-    last: Instant,
-}
-
-impl State {
-    fn new(journal: Journal, records: Records) -> State {
-        State { journal, records, pending: Vec::new(), pending_bytes: 0, last: Instant::now() }
-    }
+/// Leaves written and not yet synced.
+#[derive(Default)]
+struct Written {
+    leaves: Vec<(usize, u64, Record)>,
+    bytes: u64,
+    /// No more will come.
+    closed: bool,
+    /// Syncing failed, and the run is to end.
+    failed: bool,
 }
 
 impl Run<'_> {
-    /// Runs every leaf that is not there yet.
-    fn all(self) -> Result<Records> {
-        let jobs = self.jobs();
+    /// Runs every leaf that is not in `done` yet; returns all of them.
+    fn all(&self, mut journal: Journal, mut done: Records) -> Result<Records> {
+        let jobs = self.jobs(&done);
         let threads = workers::count(self.settings.threads, self.settings.memory);
         let evaluator = Evaluator {
             plan: self.plan,
@@ -174,81 +180,130 @@ impl Run<'_> {
             allow_nonfinite: self.settings.allow_nonfinite,
         };
         let stop = self.settings.stop;
-        let result = workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer));
-        // Keep what is done, also when the run failed: the same command goes on from there.
-        let synced = self.checkpoint(true);
-        let stopped = self.settings.stop.load(Ordering::Relaxed);
-        let state = self.state.into_inner().unwrap_or_else(|e| e.into_inner());
-        result.and(synced)?;
-        if stopped {
+        // What is done is kept, also when the run fails: the same command goes on from there.
+        let (result, synced) = std::thread::scope(|scope| {
+            let syncer = scope.spawn(|| self.sync_as_written(&mut journal, &mut done));
+            let result = workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer));
+            self.written().closed = true;
+            self.due.notify_one();
+            (result, syncer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        // When syncing failed, the workers ended only because of that.
+        synced.and(result)?;
+        if stop.load(Ordering::Relaxed) {
             return Err(Error::Interrupted("stopped; the same command goes on where it left off".into()));
         }
-        Ok(state.records)
+        Ok(done)
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        // A panic elsewhere leaves plain data behind; it is reported by the pool.
-        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    fn written(&self) -> MutexGuard<'_, Written> {
+        // What a panic leaves behind is plain data; the panic itself is reported by the pool.
+        self.written.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Leaves still to do, in the order of their source.
-    fn jobs(&self) -> Vec<Job> {
-        let state = self.state();
+    fn jobs(&self, done: &Records) -> Vec<Job> {
         let mut jobs = Vec::new();
         for (shard, plan) in self.shards.iter().enumerate() {
             for leaf in 0..hash::leaves(plan.bytes) {
-                if !state.records.contains_key(&(plan.name.clone(), leaf)) {
-                    jobs.push(Job { shard, leaf });
+                if !done.contains_key(&(plan.name.clone(), leaf)) {
+                    let source = source_order(self.gguf, plan, leaf);
+                    jobs.push(Job { source, shard, leaf });
                 }
             }
         }
-        jobs.sort_by_cached_key(|j| (source_order(self.gguf, self.shards[j.shard], j.leaf), j.shard, j.leaf));
+        jobs.sort_by_key(|j| (j.source, j.shard, j.leaf));
         jobs
     }
 
     fn one(&self, evaluator: &Evaluator, job: &Job, buffer: &mut Vec<u8>) -> Result<()> {
+        self.read_ahead(job.source);
         let shard = self.shards[job.shard];
         let findings = evaluator.leaf(shard, job.leaf, buffer)?;
         let hash = hash::leaf(buffer, job.leaf, shard.bytes);
         self.files[job.shard].write(buffer, job.leaf * LEAF)?;
         let bytes = buffer.len() as u64;
-        let due = {
-            let mut state = self.state();
-            state.pending.push((job.shard, job.leaf, Record { hash, nonfinite: findings.nonfinite }));
-            state.pending_bytes += bytes;
-            state.pending_bytes >= CHECKPOINT_BYTES || state.last.elapsed() >= CHECKPOINT_TIME
-        };
-        if due {
-            self.checkpoint(false)?;
+        {
+            let mut written = self.written();
+            if written.failed {
+                return Err(Error::Interrupted("stopped".into()));
+            }
+            written.leaves.push((job.shard, job.leaf, Record { hash, nonfinite: findings.nonfinite }));
+            written.bytes += bytes;
+            if written.bytes >= CHECKPOINT_BYTES {
+                self.due.notify_one();
+            }
         }
         (self.settings.progress)(Progress::Wrote(bytes));
         Ok(())
     }
 
-    /// Syncs what is written, then says so in the journal. The other workers go on meanwhile.
-    fn checkpoint(&self, last: bool) -> Result<()> {
-        let pending = {
-            let mut state = self.state();
-            state.pending_bytes = 0;
-            state.last = Instant::now();
-            std::mem::take(&mut state.pending)
-        };
-        let mut touched: Vec<usize> = pending.iter().map(|(shard, ..)| *shard).collect();
-        if last {
-            touched = (0..self.files.len()).collect();
+    /// Asks the kernel for the source some way ahead of its use, so that the disk reads while the
+    /// workers compute. Mapped pages read on demand come in small pieces.
+    fn read_ahead(&self, (file, offset): (usize, u64)) {
+        // One worker at a time is enough; the others have better things to do.
+        let Ok(mut ahead) = self.ahead.try_lock() else { return };
+        let wanted = (file, offset + READ_AHEAD);
+        if *ahead >= wanted {
+            return;
         }
+        let from = if ahead.0 == file { ahead.1.max(offset) } else { offset };
+        *ahead = wanted;
+        let length = std::num::NonZeroU64::new(wanted.1 - from);
+        // Advice only: what fails here is read when it is touched.
+        let _ =
+            rustix::fs::fadvise(self.gguf.files()[file].file(), from, length, rustix::fs::Advice::WillNeed);
+    }
+
+    /// Syncs what is written, every so often and at the end, then says so in the journal.
+    fn sync_as_written(&self, journal: &mut Journal, done: &mut Records) -> Result<()> {
+        loop {
+            let (leaves, last) = {
+                let written = self.written();
+                let waiting = |w: &mut Written| w.bytes < CHECKPOINT_BYTES && !w.closed;
+                let (mut written, _) = self
+                    .due
+                    .wait_timeout_while(written, CHECKPOINT_TIME, waiting)
+                    .unwrap_or_else(|e| e.into_inner());
+                written.bytes = 0;
+                (std::mem::take(&mut written.leaves), written.closed)
+            };
+            let result = self.checkpoint(journal, done, leaves, last);
+            if result.is_err() {
+                self.written().failed = true;
+            }
+            if last || result.is_err() {
+                return result;
+            }
+        }
+    }
+
+    /// Syncs some written leaves, then records them. The last time, every file is synced.
+    fn checkpoint(
+        &self,
+        journal: &mut Journal,
+        done: &mut Records,
+        leaves: Vec<(usize, u64, Record)>,
+        last: bool,
+    ) -> Result<()> {
+        let mut touched: Vec<usize> = match last {
+            true => (0..self.files.len()).collect(),
+            false => leaves.iter().map(|(shard, ..)| *shard).collect(),
+        };
         touched.sort_unstable();
         touched.dedup();
+        if touched.is_empty() {
+            return Ok(());
+        }
         for shard in touched {
             self.files[shard].sync()?;
         }
-        let named: Vec<_> = pending
+        let named: Vec<_> = leaves
             .into_iter()
             .map(|(shard, leaf, record)| (self.shards[shard].name.clone(), leaf, record))
             .collect();
-        let mut state = self.state();
-        state.journal.append(&named)?;
-        state.records.extend(named.into_iter().map(|(name, leaf, record)| ((name, leaf), record)));
+        journal.append(&named)?;
+        done.extend(named.into_iter().map(|(name, leaf, record)| ((name, leaf), record)));
         Ok(())
     }
 }

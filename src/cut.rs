@@ -4,17 +4,17 @@ use std::ops::Range;
 
 /// An equal share of `n` items, or `None` when `parts` does not divide `n`.
 pub fn share(n: u64, parts: u64, part: u64) -> Option<Range<u64>> {
-    (n % parts == 0).then(|| n / parts * part..n / parts * (part + 1))
+    n.is_multiple_of(parts).then(|| n / parts * part..n / parts * (part + 1))
 }
 
 /// Rows of the key/value heads of a rank. Fewer heads than ranks: `parts / heads` ranks in a row
 /// share one. `None` when neither number divides the other, or heads do not divide `rows`.
 pub fn kv_rows(rows: u64, heads: u64, parts: u64, part: u64) -> Option<Range<u64>> {
-    if heads == 0 || rows % heads != 0 {
+    if heads == 0 || !rows.is_multiple_of(heads) {
         None
-    } else if heads % parts == 0 {
+    } else if heads.is_multiple_of(parts) {
         share(rows, parts, part)
-    } else if parts % heads == 0 {
+    } else if parts.is_multiple_of(heads) {
         share(rows, heads, part / (parts / heads))
     } else {
         None

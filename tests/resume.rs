@@ -275,7 +275,7 @@ fn killed_at_any_moment_the_same_command_finishes() {
     let out = dir.path().join("out");
     let mut kills = 0;
     for step in 0.. {
-        let mut child = command(&out).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command(&out).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(step * 25));
         // SIGTERM now and then: it stops between leaves and keeps what is done.
         let signal =

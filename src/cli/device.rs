@@ -75,18 +75,19 @@ pub fn with<T>(
             usize::try_from(memory).unwrap_or(usize::MAX),
         ))
     };
-    // Small calls stay on the CPU: a launch costs more than they do.
+    // Not on the GPU when it is a choice: a launch costs more than so few bytes of output.
     const SMALL: usize = 256 << 10;
-    let decode = |batch: &gpu::batch::Batch, on: &[u32], work: &dyn Fn(&Decoder) -> Result<T>| {
-        let run = |ty: &crate::quant::GgmlType, blocks: &[u8], to: Float, out: &mut [u8]| match on
-            .contains(&ty.id)
-            && out.len() >= SMALL
-        {
-            true => batch.decode_host(ty, blocks, to, out),
-            false => (Decoder::CPU.run)(ty, blocks, to, out),
+    let decode =
+        |batch: &gpu::batch::Batch, on: &[u32], small: usize, work: &dyn Fn(&Decoder) -> Result<T>| {
+            let run = |ty: &crate::quant::GgmlType, blocks: &[u8], to: Float, out: &mut [u8]| match on
+                .contains(&ty.id)
+                && out.len() >= small
+            {
+                true => batch.decode_host(ty, blocks, to, out),
+                false => (Decoder::CPU.run)(ty, blocks, to, out),
+            };
+            work(&Decoder { run: &run, batch: 4 << 20 })
         };
-        work(&Decoder { run: &run, batch: 4 << 20 })
-    };
     // A closure that may be called once, behind one that may be called again.
     let work = std::cell::Cell::new(Some(work));
     let once = |decoder: &Decoder| match work.take() {
@@ -96,7 +97,7 @@ pub fn with<T>(
     let every: Vec<u32> = types.iter().map(|(ty, _)| ty.id).collect();
     match choice {
         Choice::Cpu => once(&Decoder::CPU),
-        Choice::Cuda(ordinal) => decode(&batch(ordinal)?, &every, &once),
+        Choice::Cuda(ordinal) => decode(&batch(ordinal)?, &every, 0, &once),
         Choice::Auto if total < WORTH_A_LOOK || gpu::count().unwrap_or(0) == 0 => once(&Decoder::CPU),
         Choice::Auto => {
             let quantised: Vec<_> = types.iter().map(|(ty, _)| *ty).filter(|t| t.is_quantised()).collect();
@@ -108,7 +109,7 @@ pub fn with<T>(
                     let on: Vec<u32> = benefits.iter().filter(|b| b.gpu_wins()).map(|b| b.ty.id).collect();
                     match on.is_empty() {
                         true => once(&Decoder::CPU),
-                        false => decode(&batch, &on, &once),
+                        false => decode(&batch, &on, SMALL, &once),
                     }
                 }
                 Err(error) => {

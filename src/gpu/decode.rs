@@ -291,8 +291,8 @@ impl Decoder {
 /// Steps of a tile, which is what one warp decodes, as STEPS in kernels/decode.cuh.
 fn steps(ty: &GgmlType) -> u64 {
     match STEP * ty.bytes / ty.block {
-        ..=288 => 8,
-        ..=1024 => 4,
+        0..=288 => 8,
+        289..=1024 => 4,
         _ => 2,
     }
 }

@@ -9,6 +9,9 @@ pub mod batch;
 pub mod blake3;
 #[cfg(feature = "convert")]
 pub mod decode;
+mod memory;
+
+pub use memory::{DeviceBuffer, PinnedBuffer};
 
 use crate::error::{Error, Result};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
@@ -136,59 +139,6 @@ impl Device {
         self.context.synchronize().map_err(|e| self.failed("finish", e))
     }
 
-    /// Device memory, not initialised. The driver aligns it to at least 256 bytes.
-    pub fn alloc(&self, bytes: usize) -> Result<DeviceBuffer> {
-        self.bind()?;
-        // SAFETY: the context is current; the buffer owns the allocation and frees it once.
-        let ptr = unsafe { result::malloc_sync(bytes.max(1)) }.map_err(|e| match e.0 {
-            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::device(
-                self,
-                format!(
-                    "{bytes} bytes of device memory wanted, {} of {} are free",
-                    self.free_memory().unwrap_or(0),
-                    self.info.memory
-                ),
-            ),
-            _ => self.failed("allocate device memory", e),
-        })?;
-        Ok(DeviceBuffer { device: self.clone(), ptr, len: bytes })
-    }
-
-    /// Page-locked host memory, cached (not write-combined: that is slow to read), initialised.
-    pub fn alloc_pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
-        self.bind()?;
-        // Portable: any GPU's context may copy from it.
-        let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: the context is current; the buffer owns the allocation and frees it once.
-        let ptr = unsafe { result::malloc_host(bytes.max(1), flags) }
-            .map_err(|e| self.failed("allocate page-locked host memory", e))?
-            .cast::<u8>();
-        // SAFETY: `ptr` is the start of `bytes` writable bytes.
-        unsafe { ptr.write_bytes(0, bytes) };
-        Ok(PinnedBuffer { context: self.context.clone(), ptr, len: bytes })
-    }
-
-    /// As [`Device::alloc_pinned`], from the buffers given back before when one has that length; its
-    /// contents are then what they were.
-    pub fn take_pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
-        let mut spare = self.spare.lock().unwrap_or_else(|e| e.into_inner());
-        match spare.iter().position(|b| b.len == bytes) {
-            Some(i) => Ok(spare.swap_remove(i)),
-            None => {
-                drop(spare);
-                self.alloc_pinned(bytes)
-            }
-        }
-    }
-
-    /// Keeps `buffer`, which nothing copies from or to, for the next [`Device::take_pinned`] of its
-    /// length; buffers of other lengths are freed.
-    pub fn give_pinned(&self, buffer: PinnedBuffer) {
-        let mut spare = self.spare.lock().unwrap_or_else(|e| e.into_inner());
-        spare.retain(|b| b.len == buffer.len);
-        spare.push(buffer);
-    }
-
     /// A new stream that does not wait for the default stream.
     pub fn stream(&self) -> Result<Stream> {
         self.bind()?;
@@ -231,26 +181,6 @@ impl Device {
         Ok(Module(Arc::new(ModuleInner { device: self.clone(), raw })))
     }
 
-    /// Bytes per second of copies from page-locked memory: the limit of the link.
-    pub fn pinned_copy_rate(&self) -> Result<f64> {
-        const SIZE: usize = 64 << 20;
-        const COPIES: u32 = 48;
-        let host = self.alloc_pinned(SIZE)?;
-        let memory = self.alloc(SIZE)?;
-        let stream = self.stream()?;
-        let (start, end) = (self.event(true)?, self.event(true)?);
-        for i in 0..=COPIES {
-            // SAFETY: both buffers are of that size and outlive the synchronisation below.
-            unsafe { stream.copy_to_device(memory.ptr(), host.as_ptr(), SIZE)? };
-            if i == 0 {
-                stream.record(&start)?; // the first copy warms up
-            }
-        }
-        stream.record(&end)?;
-        stream.synchronize()?;
-        Ok(f64::from(COPIES) * SIZE as f64 / end.seconds_since(&start)?)
-    }
-
     fn failed(&self, action: &str, error: DriverError) -> Error {
         failed(&self.to_string(), action, error)
     }
@@ -279,105 +209,6 @@ fn pci_address(context: &CudaContext) -> std::result::Result<String, DriverError
         .result()?;
     let end = text.iter().position(|&b| b == 0).unwrap_or(text.len());
     Ok(String::from_utf8_lossy(&text[..end]).to_lowercase())
-}
-
-/// Device memory, freed when dropped.
-pub struct DeviceBuffer {
-    device: Device,
-    ptr: sys::CUdeviceptr,
-    len: usize,
-}
-
-impl DeviceBuffer {
-    /// Its address on the device.
-    pub fn ptr(&self) -> u64 {
-        self.ptr
-    }
-    /// Length in bytes.
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-    /// The GPU it lies on.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-    /// Copies `host` to byte `offset`, and waits.
-    ///
-    /// # Panics
-    /// When the range ends past the buffer.
-    pub fn write(&mut self, offset: usize, host: &[u8]) -> Result<()> {
-        assert!(offset.checked_add(host.len()).is_some_and(|end| end <= self.len));
-        self.device.bind()?;
-        // SAFETY: the range lies inside this allocation, whose context is current.
-        unsafe { result::memcpy_htod_sync(self.ptr + offset as u64, host) }
-            .map_err(|e| self.device.failed("copy to the GPU", e))
-    }
-    /// Copies from byte `offset` to `host`, and waits. Other streams' work is not waited for.
-    ///
-    /// # Panics
-    /// When the range ends past the buffer.
-    pub fn read(&self, offset: usize, host: &mut [u8]) -> Result<()> {
-        assert!(offset.checked_add(host.len()).is_some_and(|end| end <= self.len));
-        self.device.bind()?;
-        // SAFETY: the range lies inside this allocation, whose context is current.
-        unsafe { result::memcpy_dtoh_sync(host, self.ptr + offset as u64) }
-            .map_err(|e| self.device.failed("copy from the GPU", e))
-    }
-    /// Sets every byte to `value`, and waits.
-    pub fn fill(&mut self, value: u8) -> Result<()> {
-        self.device.bind()?;
-        // SAFETY: the range is this allocation, whose context is current.
-        unsafe { result::memset_d8_sync(self.ptr, value, self.len) }
-            .map_err(|e| self.device.failed("fill device memory", e))?;
-        self.device.synchronize()
-    }
-}
-
-impl Drop for DeviceBuffer {
-    fn drop(&mut self) {
-        if self.device.bind().is_ok() {
-            // SAFETY: allocated in `alloc`, freed here alone. A failure leaves the memory to the
-            // context's end; there is nobody to tell.
-            let _ = unsafe { result::free_sync(self.ptr) };
-        }
-    }
-}
-
-/// Page-locked host memory, freed when dropped. Aligned to a page.
-pub struct PinnedBuffer {
-    context: Arc<CudaContext>,
-    ptr: *mut u8,
-    len: usize,
-}
-
-// SAFETY: plain memory owned by the value; no thread affinity.
-unsafe impl Send for PinnedBuffer {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for PinnedBuffer {}
-
-impl std::ops::Deref for PinnedBuffer {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes owned by the value.
-        unsafe { std::slice::from_raw_parts(self.ptr, self.len) }
-    }
-}
-
-impl std::ops::DerefMut for PinnedBuffer {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `len` initialised bytes owned by the value, borrowed for writing.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
-    }
-}
-
-impl Drop for PinnedBuffer {
-    fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated in `alloc_pinned`, freed here alone.
-            let _ = unsafe { result::free_host(self.ptr.cast()) };
-        }
-    }
 }
 
 /// An ordered queue of work on one GPU.

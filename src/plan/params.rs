@@ -84,9 +84,9 @@ impl Member {
             Cut::Whole => slice(rows, cols),
             Cut::Rows => slice(cut::share(self.rows, parts, part)?, cols),
             Cut::Cols => slice(rows, cut::share(self.cols, parts, part)?),
-            Cut::Heads | Cut::HeadCols if self.heads % parts != 0 => None,
-            Cut::Heads if self.rows % self.heads != 0 => None,
-            Cut::HeadCols if self.cols % self.heads != 0 => None,
+            Cut::Heads | Cut::HeadCols if !self.heads.is_multiple_of(parts) => None,
+            Cut::Heads if !self.rows.is_multiple_of(self.heads) => None,
+            Cut::HeadCols if !self.cols.is_multiple_of(self.heads) => None,
             Cut::Heads => slice(cut::share(self.rows, parts, part)?, cols),
             Cut::HeadCols => slice(rows, cut::share(self.cols, parts, part)?),
             Cut::KvHeads => slice(cut::kv_rows(self.rows, self.heads, parts, part)?, cols),
@@ -100,7 +100,7 @@ impl Member {
     /// Whether the cut falls on block boundaries.
     fn aligned(&self, parts: u64) -> bool {
         match self.cut {
-            Cut::Cols | Cut::HeadCols => self.cols % parts == 0 && (self.cols / parts) % self.ty.block == 0,
+            Cut::Cols | Cut::HeadCols => self.cols.is_multiple_of(parts) && (self.cols / parts).is_multiple_of(self.ty.block),
             _ => true,
         }
     }
@@ -408,7 +408,7 @@ impl Builder<'_> {
                 seen.entry((what, n)).or_insert_with(|| member.name.clone());
             }
         }
-        let works = (!seen.is_empty()).then(|| self.largest()).unwrap_or_default();
+        let works = if !seen.is_empty() { self.largest() } else { Default::default() };
         let tp = self.parts;
         self.problems.extend(seen.into_iter().map(|((what, n), name)| {
             Error::request(

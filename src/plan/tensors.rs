@@ -576,7 +576,7 @@ impl<'a> Resolver<'a> {
     /// The order of llama.cpp's permuted heads.
     fn head_order(&self, t: &Tensor, shape: &[u64], heads: &str, layer: Option<u64>) -> Result<Order> {
         let n = self.model.symbols.get(heads, layer.unwrap_or(0));
-        if n == 0 || shape[0] % n != 0 || shape[0] / n % 2 != 0 {
+        if n == 0 || !shape[0].is_multiple_of(n) || !(shape[0] / n).is_multiple_of(2) {
             return Err(Error::source(
                 &t.name,
                 format!(
