@@ -88,14 +88,9 @@ fn method(text: &str) -> preshard::Result<Method> {
         "auto" => Ok(Method::Auto),
         "buffered" => Ok(Method::Buffered),
         "direct" => Ok(Method::Direct),
-        "mapped" => Ok(Method::Mapped),
-        "streamed" => Ok(Method::Streamed),
         _ => Err(Error::request(
             "method",
-            format!(
-                "{:?}, expected auto, buffered, direct, mapped or streamed",
-                preshard::error::shown(text)
-            ),
+            format!("{:?}, expected auto, buffered or direct", preshard::error::shown(text)),
         )),
     }
 }
@@ -103,7 +98,7 @@ fn method(text: &str) -> preshard::Result<Method> {
 /// Loads one shard.
 #[pyfunction]
 pub fn load(py: Python<'_>, request: Request) -> PyResult<Arena> {
-    wait::run(py, None, |_| {
+    wait::run(py, None, |watch| {
         let place = place(&request.device)?;
         let defaults = Options::default();
         let options = Options {
@@ -111,6 +106,7 @@ pub fn load(py: Python<'_>, request: Request) -> PyResult<Arena> {
             chunk: request.chunk.unwrap_or(defaults.chunk),
             method: method(&request.method)?,
             verify: request.verify,
+            stop: Some(watch.stop.clone()),
         };
         let directory = Directory::open(&request.dir)?;
         let shard = directory.part(&request.part, request.pp, request.tp)?;

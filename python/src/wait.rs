@@ -4,7 +4,7 @@ use crate::error;
 use preshard::convert::Progress;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 /// Between two looks at signals and progress.
@@ -23,7 +23,7 @@ impl Drop for Ended<'_> {
 /// What working threads tell.
 pub struct Watch {
     /// Set when the work is to stop.
-    pub stop: AtomicBool,
+    pub stop: Arc<AtomicBool>,
     done: AtomicU64,
     total: AtomicU64,
 }
@@ -60,7 +60,7 @@ pub fn run<T: Send>(
     progress: Option<&Bound<'_, PyAny>>,
     work: impl FnOnce(&Watch) -> preshard::Result<T> + Send,
 ) -> PyResult<T> {
-    let watch = Watch { stop: AtomicBool::new(false), done: AtomicU64::new(0), total: AtomicU64::new(0) };
+    let watch = Watch { stop: Arc::default(), done: AtomicU64::new(0), total: AtomicU64::new(0) };
     let ended = (Mutex::new(false), Condvar::new());
     let mut told = (0, 0);
     let mut raised = None;

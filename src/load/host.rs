@@ -69,6 +69,7 @@ impl Shard {
                 let offset = index as u64 * LEAF;
                 let len = LEAF.min(entry.bytes - offset) as usize;
                 for at in (0..len).step_by(options.chunk) {
+                    options.check_stop()?;
                     source.fill(&mut buffer[at..], offset + at as u64, options.chunk.min(len - at))?;
                 }
                 if options.verify {
