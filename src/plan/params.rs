@@ -183,7 +183,9 @@ impl Builder<'_> {
             let block_gone = layer.is_some_and(|l| {
                 l >= symbols.trunk && !exists(&format!("model.layers.{l}.input_layernorm.weight"))
             });
-            if block_gone || rule.without.as_ref().is_some_and(|w| exists(&at(w))) {
+            let unwanted = rule.without.as_ref().is_some_and(|w| exists(&at(w)))
+                || rule.with.as_ref().is_some_and(|w| !exists(&at(w)));
+            if block_gone || unwanted {
                 continue;
             }
             let names: Vec<Option<String>> = rule
