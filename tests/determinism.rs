@@ -26,7 +26,9 @@ fn made(source: &[PathBuf], options: Options, how: How, out: &Path) -> BTreeMap<
 
 /// The same without the manifest, which names the source files.
 fn shards(mut files: BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Vec<u8>> {
+    // The manifest names the source files, and the sums hold the manifest's hash.
     assert!(files.remove("preshard.json").is_some());
+    assert!(files.remove("B3SUMS").is_some());
     files
 }
 
@@ -129,7 +131,8 @@ fn a_leaf_may_begin_anywhere() {
     let glm = damaged(GLM.build(&types), "blk.1.attn_q_a.weight", &[256, 256]);
     let dir = tempfile::tempdir().unwrap();
     let mut numbers = Numbers::of("leaves");
-    for (model, weights) in [(&llama, Weights::Keep), (&glm, Weights::Keep), (&llama, Weights::Bf16), (&glm, Weights::F32)]
+    for (model, weights) in
+        [(&llama, Weights::Keep), (&glm, Weights::Keep), (&llama, Weights::Bf16), (&glm, Weights::F32)]
     {
         let gguf = Gguf::open(&[model.write(dir.path().join("m.gguf"))]).unwrap();
         let options = Options { tp: 2, weights, ..Options::default() };
