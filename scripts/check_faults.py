@@ -495,12 +495,12 @@ def check_order(trace, out):
                 breach("order: a data write after the first rename")
         elif (m := re.match(r"fdatasync\(\d+<([^>]*)>\) += 0", rest)):
             path = m[1]
+            done = before.pop(pid, set(dirty.get(path, set())))
             if path.endswith("/journal"):
                 facts["journal syncs"] += 1
                 journal_dirty = False
             else:
                 facts["data syncs"] += 1
-                done = before.pop(pid, set(dirty.get(path, set())))
                 dirty[path] = dirty.get(path, set()) - done
                 synced_leaves |= {(Path(path).name, offset) for offset in done}
         elif (m := re.match(r'write\(\d+<([^>]*)>, "(.*)", \d+\) += \d+', rest, re.S)) and m[1] == f"{partial}/journal":
