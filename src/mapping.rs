@@ -158,6 +158,8 @@ pub struct ParamRule {
     pub join: Vec<String>,
     /// Not where this Hugging Face tensor exists.
     pub without: Option<String>,
+    /// Only where this one does.
+    pub with: Option<String>,
     /// How it is cut; one for all members, or one each.
     #[serde(default, deserialize_with = "one_or_many")]
     pub cut: Vec<Cut>,

@@ -293,6 +293,7 @@ impl Load<'_> {
         }
         let mut run = || -> Result<()> {
             while !self.stop.load(Ordering::Relaxed) {
+                self.options.check_stop()?;
                 let chunk = progress.next.fetch_add(1, Ordering::Relaxed);
                 let offset = chunk * size as u64;
                 if offset >= bytes {

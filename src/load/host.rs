@@ -28,6 +28,12 @@ impl LoadedHost {
         self.entry.tensors.iter().map(|t| (&self.memory[t.offset as usize..(t.offset + t.bytes) as usize], t))
     }
 
+    /// The memory, the caller's to write: byte `i` of the file is byte `i` here. Past the file's end
+    /// its bytes are undefined.
+    pub fn memory(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+
     /// What the load did.
     pub fn stats(&self) -> &Stats {
         &self.stats
@@ -63,6 +69,7 @@ impl Shard {
                 let offset = index as u64 * LEAF;
                 let len = LEAF.min(entry.bytes - offset) as usize;
                 for at in (0..len).step_by(options.chunk) {
+                    options.check_stop()?;
                     source.fill(&mut buffer[at..], offset + at as u64, options.chunk.min(len - at))?;
                 }
                 if options.verify {

@@ -29,6 +29,8 @@ pub use read::Method;
 use crate::error::{Error, Result};
 use crate::hash::to_hex;
 use crate::manifest::{self, LEAF};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How to load. The default is right unless measured otherwise.
 #[derive(Clone, Debug)]
@@ -41,11 +43,13 @@ pub struct Options {
     pub method: Method,
     /// Compare every leaf's hash with the manifest.
     pub verify: bool,
+    /// Set by another thread to give the load up, with [`Error::Interrupted`].
+    pub stop: Option<Arc<AtomicBool>>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { threads: None, chunk: 2 << 20, method: Method::Auto, verify: true }
+        Options { threads: None, chunk: 2 << 20, method: Method::Auto, verify: true, stop: None }
     }
 }
 
@@ -63,6 +67,17 @@ impl Options {
         match self.threads {
             Some(n) if n == 0 || n > 256 => Err(Error::request("threads", format!("{n}, expected 1 to 256"))),
             _ => Ok(()),
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    fn check_stop(&self) -> Result<()> {
+        match self.stopped() {
+            true => Err(Error::Interrupted("the load was stopped; nothing was loaded".into())),
+            false => Ok(()),
         }
     }
 

@@ -5,6 +5,7 @@
 
 pub mod params;
 pub mod shard;
+pub mod symbols;
 pub mod tensors;
 
 use crate::cut;

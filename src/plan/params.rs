@@ -183,7 +183,9 @@ impl Builder<'_> {
             let block_gone = layer.is_some_and(|l| {
                 l >= symbols.trunk && !exists(&format!("model.layers.{l}.input_layernorm.weight"))
             });
-            if block_gone || rule.without.as_ref().is_some_and(|w| exists(&at(w))) {
+            let unwanted = rule.without.as_ref().is_some_and(|w| exists(&at(w)))
+                || rule.with.as_ref().is_some_and(|w| !exists(&at(w)));
+            if block_gone || unwanted {
                 continue;
             }
             let names: Vec<Option<String>> = rule
@@ -346,7 +348,7 @@ impl Builder<'_> {
         for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &self.model.tensors[*t].views)
         {
             let tensor = &self.gguf.tensors()[view.tensor];
-            if tensor.ty.is_integer() {
+            if tensor.ty.is_integer() || tensor.ty.is_activation() {
                 return Err(Error::source(
                     &tensor.name,
                     format!("type {}, expected a float or quantised type for {}", tensor.ty.name, param.to),

@@ -1,11 +1,12 @@
 //! GGUF tensors to Hugging Face tensors: where every row of each comes from.
 
+use super::symbols::Symbols;
 use super::{Keep, Options};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
 use crate::hf;
-use crate::mapping::{Arch, SymbolSource, TensorRule, Via};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::mapping::{Arch, TensorRule, Via};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 /// A run of rows of one matrix of a GGUF tensor, restricted to some columns, in Hugging Face order.
@@ -81,135 +82,6 @@ pub struct Model {
     pub indexer_layers: BTreeSet<u64>,
     /// Remarks for the user.
     pub notes: Vec<String>,
-}
-
-/// The numbers of a model, by the names its mapping gives them.
-pub struct Symbols {
-    values: BTreeMap<String, (Vec<u64>, String)>,
-    /// Decoder layers, the MTP block included.
-    pub blocks: u64,
-    /// Decoder layers, the MTP block not included.
-    pub trunk: u64,
-    /// Routed experts.
-    pub experts: u64,
-}
-
-impl Symbols {
-    fn read(arch: &Arch, gguf: &Gguf) -> Result<Symbols> {
-        let file = gguf.files()[0].path.display().to_string();
-        let mut symbols = Symbols { values: BTreeMap::new(), blocks: 0, trunk: 0, experts: 0 };
-        let mut blocks = symbols.read_one(arch, gguf, "blocks", 1)?.map_or(0, |v| v[0]);
-        // Every block has at least one tensor: a larger count is a mistake or an attack, and per-layer
-        // work must not follow it.
-        if blocks == 0 || blocks > gguf.tensors().len() as u64 {
-            let found = gguf.tensors().len();
-            return Err(Error::source(
-                file,
-                format!(
-                    "{} is {blocks}, but the model has {found} tensors; the metadata is wrong",
-                    symbols.key("blocks")
-                ),
-            ));
-        }
-        for name in arch.symbols.keys().filter(|n| *n != "blocks") {
-            symbols.read_one(arch, gguf, name, blocks)?;
-        }
-        let mtp = symbols.get("mtp", 0);
-        let (experts, dense) = (symbols.get("experts", 0), symbols.get("dense", 0));
-        if mtp >= blocks || dense > blocks {
-            return Err(Error::source(
-                file,
-                format!(
-                    "{} is {blocks}, with {mtp} MTP blocks and {dense} dense layers in it; the metadata is wrong",
-                    symbols.key("blocks")
-                ),
-            ));
-        }
-        for name in ["heads", "kv_heads"] {
-            if symbols.values.get(name).is_some_and(|(v, _)| v.contains(&0)) {
-                return Err(Error::source(
-                    file,
-                    format!("{} is 0, expected at least 1; the metadata is wrong", symbols.key(name)),
-                ));
-            }
-        }
-        blocks = blocks.max(1);
-        symbols.blocks = blocks;
-        symbols.trunk = blocks - mtp;
-        symbols.experts = experts;
-        Ok(symbols)
-    }
-
-    /// Reads a symbol and those it falls back to.
-    fn read_one(&mut self, arch: &Arch, gguf: &Gguf, name: &str, layers: u64) -> Result<Option<Vec<u64>>> {
-        if let Some((values, _)) = self.values.get(name) {
-            return Ok(Some(values.clone()));
-        }
-        let Some(source) = arch.symbols.get(name) else { return Ok(None) };
-        let (values, key) = match source {
-            SymbolSource::Number(n) => (vec![*n], name.to_owned()),
-            SymbolSource::Key(text) => {
-                let (key, fallback) = match text.split_once('?') {
-                    Some((key, fallback)) => (key, Some(fallback)),
-                    None => (text.as_str(), None),
-                };
-                let found = gguf.metadata().per_layer(key, layers)?;
-                let values = match (found, fallback) {
-                    (Some(values), _) => values,
-                    (None, Some("")) => vec![0],
-                    // One step only, so that two symbols cannot wait for each other.
-                    (None, Some(other))
-                        if other != name
-                            && matches!(arch.symbols.get(other), Some(SymbolSource::Key(k)) if !k.contains('?')) =>
-                    {
-                        self.read_one(arch, gguf, other, layers)?.unwrap_or_default()
-                    }
-                    (None, Some(other)) => {
-                        return Err(Error::mapping(
-                            format!("mappings/arch/{}.toml", arch.architecture),
-                            format!("symbol {name} falls back to {other:?}, which is no required symbol"),
-                        ));
-                    }
-                    (None, None) => {
-                        return Err(Error::source(
-                            gguf.files()[0].path.display(),
-                            format!(
-                                "metadata key {key} is missing; the architecture {} needs it",
-                                arch.architecture
-                            ),
-                        ));
-                    }
-                };
-                (values, key.to_owned())
-            }
-        };
-        self.values.insert(name.to_owned(), (values.clone(), key));
-        Ok(Some(values))
-    }
-
-    /// The value of a symbol in a layer; 0 when the mapping does not name it.
-    pub fn get(&self, name: &str, layer: u64) -> u64 {
-        match name {
-            "trunk" => self.trunk,
-            _ => self.values.get(name).map_or(0, |(v, _)| *v.get(layer as usize).or(v.last()).unwrap_or(&0)),
-        }
-    }
-
-    /// The metadata key a symbol comes from, for messages.
-    pub fn key(&self, name: &str) -> &str {
-        self.values.get(name).map_or("block_count", |(_, key)| key)
-    }
-
-    /// `first..end` over symbols and numbers.
-    fn range(&self, text: &str) -> Option<Range<u64>> {
-        let value = |t: &str| match t.trim() {
-            "trunk" => Some(self.trunk),
-            t if t.bytes().all(|b| b.is_ascii_digit()) => t.parse().ok(),
-            t => self.values.get(t).map(|(v, _)| v[0]),
-        };
-        let (first, end) = text.split_once("..")?;
-        Some(value(first)?..value(end)?.min(self.blocks))
-    }
 }
 
 /// A rule at one layer.

@@ -1,0 +1,146 @@
+"""What the plugin needs to know of a vLLM version, and what it refuses whatever the version.
+
+A version's file gives:
+
+- ``register()``: makes the load format known to vLLM;
+- a loader whose steps are: read the manifest, :func:`check` it against the engine's parallelism,
+  build the model with :func:`preshard.vllm.bind.released` (packed layers through :class:`Packing`),
+  :func:`preshard.vllm.bind.match` the model's parameters with the manifest, load this rank's file,
+  :func:`preshard.vllm.bind.bind` them;
+- an ``install`` function that puts a packed tensor, its types and the rows of its members into a
+  layer, in the form in which that version's packed layers expect them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ShardsError
+from ..manifest import Manifest, ShardEntry, TensorEntry
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What the engine runs, as far as it decides which file fits."""
+
+    tp: int
+    pp: int
+    ep: bool
+    dp: int
+    class_names: tuple[str, ...]
+    """``architectures`` of the model's config; empty for a draft."""
+    quantization: str | None
+    """Quantisation that the user or config.json asked for."""
+
+
+def check(directory: str, manifest: Manifest, engine: Engine) -> None:
+    """Refuses a directory that was not converted for this engine; all reasons at once."""
+    policy, model = manifest.policy, manifest.model
+    problems = []
+
+    def differs(what: str, converted: object, runs: object, remedy: str) -> None:
+        problems.append(f"{directory}: converted for {what} {converted}, the engine runs {runs}: {remedy}")
+
+    if not model.layout.startswith("vllm"):
+        problems.append(
+            f"{directory}: an ordinary checkpoint (layout {model.layout}): leave out --load-format preshard"
+        )
+    if policy.tp != engine.tp:
+        differs(
+            "tensor parallel size",
+            policy.tp,
+            engine.tp,
+            f"start with --tensor-parallel-size {policy.tp}, or convert again with --tp {engine.tp}",
+        )
+    if policy.pp != engine.pp:
+        differs(
+            "pipeline parallel size",
+            policy.pp,
+            engine.pp,
+            f"start with --pipeline-parallel-size {policy.pp}, or convert again with --pp {engine.pp}",
+        )
+    if model.experts:
+        if policy.ep != engine.ep:
+            on = {True: "on", False: "off"}
+            remedy = "start with" if policy.ep else "start without"
+            differs(
+                "expert parallelism", on[policy.ep], on[engine.ep], f"{remedy} --enable-expert-parallel, or convert again"
+            )
+        if engine.ep and engine.dp > 1:
+            problems.append(
+                f"{directory}: expert parallelism over {engine.dp} data-parallel ranks spreads experts over more "
+                f"ranks than the {policy.tp} converted for: start with --data-parallel-size 1"
+            )
+    if engine.class_names and model.class_name not in engine.class_names:
+        differs(
+            "class", model.class_name, ", ".join(engine.class_names), "leave config.json as it was written"
+        )
+    packed = has_packed(manifest)
+    if engine.quantization not in (None, "gguf"):
+        problems.append(
+            f"{directory}: quantization {engine.quantization} asked for, expected none: leave out --quantization"
+        )
+    elif engine.quantization == "gguf" and not packed:
+        problems.append(
+            f"{directory}: holds no packed weights (--weights {policy.weights}), but quantization gguf is asked for: "
+            "leave out --quantization"
+        )
+    if problems:
+        raise ShardsError("\n".join(problems), problems)
+
+
+def has_packed(manifest: Manifest) -> bool:
+    """Whether any tensor holds ggml blocks."""
+    return any(t.packed for s in manifest.shards for t in s.tensors)
+
+
+def _built(name: str) -> str:
+    """The name under which a layer is built: that of its tensors without the draft's own levels."""
+    return name.replace(".mtp_block.", ".").replace(".shared_head.", ".")
+
+
+class Packing:
+    """Which of a rank's layers are packed, by the name vLLM gives a layer when it builds it."""
+
+    SUFFIX = ".qweight"
+    EMBEDDING = "model.embed_tokens"
+    TIED = {EMBEDDING: "lm_head"}
+    """A tied model's matrix is in the file once, under the head's name."""
+
+    def __init__(self, entry: ShardEntry) -> None:
+        self._names = {_built(name) for t in entry.tensors for name in (t.name, *t.aliases)}
+        self.packed = {n.removesuffix(self.SUFFIX) for n in self._names if n.endswith(self.SUFFIX)}
+        self.plain = {n.removesuffix(".weight") for n in self._names if n.endswith(".weight")} - self.packed
+
+    def is_packed(self, layer: str) -> bool:
+        """Whether the linear or head layer of that name is packed."""
+        return _built(layer) in self.packed
+
+    def embedding_packed(self, layer: str) -> bool:
+        """Whether the embedding of that name is; some classes build theirs without a name."""
+        layer = layer or self.EMBEDDING
+        if layer not in self.packed and layer not in self.plain:
+            layer = self.TIED.get(layer, layer)
+        return layer in self.packed
+
+    def experts_packed(self, layer: str) -> bool:
+        """Whether the routed experts of that name are packed."""
+        found = {
+            kind
+            for weights in ("w13", "w2")
+            for name in (_built(f"{layer}.{weights}"), _built(f"{layer}.routed_experts.{weights}"))
+            for kind in ("_qweight", "_weight")
+            if name + kind in self._names
+        }
+        if len(found) > 1:
+            text = (
+                f"{layer}: some of its expert matrices are packed and some are not, which no kernel takes: "
+                "convert again with --weights bf16, or for a tensor parallel size that cuts no block"
+            )
+            raise ShardsError(text)
+        return found == {"_qweight"}
+
+
+def row_ranges(entry: TensorEntry) -> list[tuple[int, int, int]]:
+    """First row, end and bytes of a row of each member of a packed tensor."""
+    return [(m.rows[0], m.rows[1], m.row_bytes if m.row_bytes is not None else entry.shape[-1]) for m in entry.members]

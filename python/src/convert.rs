@@ -1,0 +1,188 @@
+//! `plan`, `convert` and `verify`: the command line's options as keyword arguments.
+
+use crate::wait;
+use preshard::convert as run;
+use preshard::error::Error;
+use preshard::eval::Decoder;
+use preshard::gguf::Gguf;
+use preshard::hf;
+use preshard::mapping::{Part, Tables};
+use preshard::plan::{Fate, Fit, Keep, Layout, Options, Plan, Weights};
+use pyo3::prelude::*;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// What decides the output, by the names of the command line's options.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Choices {
+    source: Vec<PathBuf>,
+    tp: u64,
+    pp: u64,
+    pp_layers: Option<Vec<u64>>,
+    ep: bool,
+    weights: Option<String>,
+    indexer: String,
+    mtp: String,
+    misaligned: String,
+    mixed: String,
+    layout: String,
+    max_file_size: u64,
+    hf_config: Option<PathBuf>,
+    mappings: Option<PathBuf>,
+}
+
+/// The value of `all` that is called `text`.
+fn one_of<T: Copy>(
+    option: &str,
+    text: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> preshard::Result<T> {
+    all.iter().copied().find(|v| name(*v) == text).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|v| name(*v)).collect();
+        Error::request(option, format!("{:?}, expected {}", preshard::error::shown(text), names.join(" or ")))
+    })
+}
+
+impl Choices {
+    fn options(&self) -> preshard::Result<Options> {
+        const KEEP: [Keep; 2] = [Keep::Keep, Keep::Drop];
+        const FIT: [Fit; 2] = [Fit::Refuse, Fit::Dequantise];
+        let layout = one_of("layout", &self.layout, &[Layout::Vllm, Layout::Hf], Layout::name)?;
+        Ok(Options {
+            tp: self.tp,
+            pp: self.pp,
+            stages: self.pp_layers.clone(),
+            ep: self.ep,
+            weights: match (&self.weights, layout) {
+                (Some(text), _) => one_of("weights", text, &Weights::ALL, Weights::name)?,
+                (None, Layout::Vllm) => Weights::Keep,
+                // An ordinary checkpoint holds no packed weights.
+                (None, Layout::Hf) => Weights::Bf16,
+            },
+            indexer: one_of("indexer", &self.indexer, &KEEP, Keep::name)?,
+            mtp: one_of("mtp", &self.mtp, &KEEP, Keep::name)?,
+            misaligned: one_of("misaligned", &self.misaligned, &FIT, Fit::name)?,
+            mixed: one_of("mixed", &self.mixed, &FIT, Fit::name)?,
+            layout,
+            max_file_size: self.max_file_size,
+        })
+    }
+
+    fn plan(&self) -> preshard::Result<(Gguf, Plan)> {
+        let options = self.options()?;
+        let gguf = Gguf::open(&self.source)?;
+        let plan = Plan::new(&gguf, &Tables { dir: self.mappings.as_deref() }, options)?;
+        Ok((gguf, plan))
+    }
+}
+
+fn notes(gguf: &Gguf, plan: &Plan) -> Vec<String> {
+    gguf.notes().iter().chain(&plan.model.notes).map(ToString::to_string).collect()
+}
+
+/// Plans a conversion; gives the plan as JSON.
+#[pyfunction]
+pub fn plan(py: Python<'_>, choices: Choices) -> PyResult<String> {
+    wait::run(py, None, |_| {
+        let (gguf, plan) = choices.plan()?;
+        let tensors: Vec<Value> = plan
+            .fates
+            .iter()
+            .zip(gguf.tensors())
+            .map(|((fate, part), t)| {
+                let (fate, why) = match fate {
+                    Fate::Packed => ("packed", None),
+                    Fate::Float => ("float", None),
+                    Fate::Decoded(why) => ("decoded", Some(why)),
+                    Fate::Dropped(why) => ("dropped", Some(why)),
+                };
+                let part = if *part == Part::Mtp { "mtp" } else { "model" };
+                json!({ "name": t.name, "type": t.ty.name, "bytes": t.bytes, "part": part, "fate": fate, "why": why })
+            })
+            .collect();
+        let files: Vec<Value> = plan
+            .shards
+            .iter()
+            .map(|s| json!({ "file": s.name, "pp": s.pp, "tp": s.tp, "bytes": s.bytes, "tensors": s.tensors.len() }))
+            .collect();
+        Ok(json!({
+            "architecture": plan.architecture,
+            "layout": plan.layout,
+            "layers": plan.model.symbols.trunk,
+            "files": files,
+            "tensors": tensors,
+            "notes": notes(&gguf, &plan),
+        })
+        .to_string())
+    })
+}
+
+/// How to run a conversion; none of it changes the bytes.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Running {
+    ranks: Option<Vec<u64>>,
+    threads: usize,
+    memory: u64,
+    force: bool,
+    allow_nonfinite: bool,
+}
+
+/// Converts; gives bytes written, bytes found written, and the notes.
+#[pyfunction]
+pub fn convert(
+    py: Python<'_>,
+    choices: Choices,
+    out: PathBuf,
+    running: Running,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<(u64, u64, Vec<String>)> {
+    wait::run(py, progress.as_ref(), |watch| {
+        let (gguf, plan) = choices.plan()?;
+        let request = plan.directory(choices.hf_config.clone());
+        let class = hf::model(&gguf, &request)?.class;
+        let directory = hf::files(&gguf, &request)?;
+        let settings = run::Settings {
+            ranks: running.ranks,
+            threads: running.threads,
+            memory: running.memory,
+            force: running.force,
+            allow_nonfinite: running.allow_nonfinite,
+            decoder: &Decoder::CPU,
+            files: directory.files,
+            class,
+            progress: &|p| watch.report(p),
+            stop: &watch.stop,
+        };
+        let outcome = run::run(&plan, &gguf, &out, &settings)?;
+        let mut notes = notes(&gguf, &plan);
+        notes.extend(directory.notes);
+        Ok((outcome.written, outcome.resumed, notes))
+    })
+}
+
+/// Verifies; gives files and bytes checked.
+#[pyfunction]
+pub fn verify(
+    py: Python<'_>,
+    dir: PathBuf,
+    source: Vec<PathBuf>,
+    mappings: Option<PathBuf>,
+    threads: usize,
+    progress: Option<Bound<'_, PyAny>>,
+) -> PyResult<(usize, u64)> {
+    wait::run(py, progress.as_ref(), |watch| {
+        let settings =
+            preshard::verify::Settings { threads, progress: &|p| watch.report(p), stop: &watch.stop };
+        let outcome = match source.is_empty() {
+            true => preshard::verify::hashes(&dir, &settings),
+            false => {
+                let tables = Tables { dir: mappings.as_deref() };
+                preshard::verify::source(&dir, &source, &tables, &Decoder::CPU, &settings)
+            }
+        }?;
+        Ok((outcome.files, outcome.bytes))
+    })
+}

@@ -1,0 +1,145 @@
+"""What the vLLM plugin does to a model, on models made here: vLLM itself is run by scripts/interop_vllm.sh."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import preshard
+from preshard import ShardsError
+
+torch = pytest.importorskip("torch")
+
+from preshard.vllm import bind, contract  # noqa: E402
+
+
+def module(parts: dict[str, torch.Tensor]) -> torch.nn.Module:
+    """A module tree with these parameters."""
+    root = torch.nn.Module()
+    for name, tensor in parts.items():
+        *path, leaf = name.split(".")
+        at = root
+        for step in path:
+            if step not in at._modules:
+                at.add_module(step, torch.nn.Module())
+            at = at._modules[step]
+        at.register_parameter(leaf, torch.nn.Parameter(tensor, requires_grad=False))
+    return root
+
+
+def model(shard: preshard.Shard) -> torch.nn.Module:
+    return module({name: torch.empty_like(shard[name]) for name in shard})
+
+
+def refuse(slot: object, entry: object, view: object) -> None:
+    raise AssertionError("nothing here is packed")
+
+
+def test_every_parameter_is_a_view_of_the_shard(llama: Path) -> None:
+    shard = preshard.load(llama)
+    built = model(shard)
+    objects = dict(built.named_parameters())
+    bind.bind(bind.match(built, shard.entry), shard, refuse)
+    for name, parameter in built.named_parameters():
+        assert parameter is objects[name]
+        assert parameter.data_ptr() == shard[name].data_ptr()
+        assert torch.equal(parameter, shard[name])
+
+
+def test_large_parameters_have_no_memory_until_they_are_bound(llama: Path) -> None:
+    with bind.released():
+        built = module({"big": torch.empty(1 << 20, dtype=torch.float32), "small": torch.zeros(4)})
+    big, small = built.big, built.small
+    assert big.untyped_storage().nbytes() == 0 and big.shape == (1 << 20,)
+    assert small.untyped_storage().nbytes() == 16
+    assert module({"x": torch.empty(1 << 20)}).x.untyped_storage().nbytes() == 4 << 20
+
+
+def test_shared_parameters_are_bound_once_and_by_any_name(llama: Path) -> None:
+    shard = preshard.load(llama)
+    built = model(shard)
+    built.add_module("again", built.model)
+    head = built.lm_head.weight
+    built.register_buffer("rows", head.data[2:4], persistent=False)
+    bind.bind(bind.match(built, shard.entry), shard, refuse)
+    assert built.again.norm.weight is built.model.norm.weight
+    assert torch.equal(built.rows, shard["lm_head.weight"][2:4])
+    assert built.rows.data_ptr() == shard["lm_head.weight"][2:4].data_ptr()
+
+
+def test_an_alias_serves_where_the_engine_has_no_such_name(llama: Path) -> None:
+    shard = preshard.load(llama)
+    old, new = "model.norm.weight", "model.final_norm.weight"
+    built = module({new if name == old else name: torch.empty_like(shard[name]) for name in shard})
+    with pytest.raises(ShardsError, match="no tensor for 1 parameters of the model: model.final_norm.weight"):
+        bind.match(built, shard.entry)
+    tensors = tuple(dataclasses.replace(t, aliases=(new,)) if t.name == old else t for t in shard.entry.tensors)
+    bind.bind(bind.match(built, dataclasses.replace(shard.entry, tensors=tensors)), shard, refuse)
+    assert torch.equal(built.model.final_norm.weight, shard[old])
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda t: None, "1 tensors that the model has no parameter for: model.norm.weight"),
+        (lambda t: t[:-1], r"model.norm.weight: BF16 \[256\], the model has BF16 \[255\]"),
+        (lambda t: t.float(), r"model.norm.weight: BF16 \[256\], the model has F32 \[256\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(llama: Path, change, text: str) -> None:
+    shard = preshard.load(llama)
+    parts = {name: torch.empty_like(shard[name]) for name in shard}
+    changed = change(parts.pop("model.norm.weight"))
+    if changed is not None:
+        parts["model.norm.weight"] = changed
+    with pytest.raises(ShardsError, match=text):
+        bind.match(module(parts), shard.entry)
+
+
+ENGINE = contract.Engine(tp=2, pp=1, ep=False, dp=1, class_names=("LlamaForCausalLM",), quantization=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"tp": 8}, "tensor parallel size 2, the engine runs 8: start with --tensor-parallel-size 2"),
+        ({"pp": 2}, "pipeline parallel size 1, the engine runs 2"),
+        ({"class_names": ("Qwen2ForCausalLM",)}, "class LlamaForCausalLM, the engine runs Qwen2ForCausalLM"),
+        ({"quantization": "gguf"}, "holds no packed weights"),
+        ({"quantization": "fp8"}, "leave out --quantization"),
+    ],
+)
+def test_another_engine_is_refused(llama: Path, change: dict[str, object], text: str) -> None:
+    manifest = preshard.Manifest.read(llama)
+    contract.check(str(llama), manifest, ENGINE)
+    with pytest.raises(ShardsError, match=text):
+        contract.check(str(llama), manifest, dataclasses.replace(ENGINE, **change))
+
+
+def test_expert_parallelism_must_agree(llama: Path) -> None:
+    manifest = preshard.Manifest.read(llama)
+    contract.check(str(llama), manifest, dataclasses.replace(ENGINE, ep=True))  # a dense model does not care
+    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, experts=8))
+    with pytest.raises(ShardsError, match="expert parallelism off, the engine runs on"):
+        contract.check(str(llama), manifest, dataclasses.replace(ENGINE, ep=True))
+
+
+def test_an_ordinary_checkpoint_is_refused(tmp_path: Path) -> None:
+    from conftest import LLAMA
+
+    preshard.convert(LLAMA, tmp_path / "hf", layout="hf")
+    manifest = preshard.Manifest.read(tmp_path / "hf")
+    with pytest.raises(ShardsError, match="leave out --load-format preshard"):
+        contract.check("hf", manifest, dataclasses.replace(ENGINE, tp=1))
+
+
+def test_packed_layers_are_told_by_their_whole_names(packed: Path) -> None:
+    entry = preshard.Manifest.read(packed).shard(0)
+    assert entry is not None and contract.has_packed(preshard.Manifest.read(packed))
+    packing = contract.Packing(entry)
+    assert packing.is_packed("model.layers.1.self_attn.qkv_proj")
+    assert packing.is_packed("lm_head") and packing.embedding_packed("") and packing.embedding_packed("model.embed_tokens")
+    assert not packing.is_packed("model.norm") and not packing.is_packed("model.layers.1.self_attn.qkv")
+    assert not packing.is_packed("layers.1.self_attn.qkv_proj")
