@@ -10,7 +10,9 @@ Prints one line per check with the numbers, and every breach; exits 1 when there
 """
 
 import argparse
+import contextlib
 import hashlib
+import io
 import os
 import random
 import re
@@ -232,7 +234,25 @@ class Bench:
         done = self.run(self.small, out, prefix=["strace", "-f", "-y", "-s", "100000", "-o", str(log), "-e", f"trace={calls}"])
         if done.returncode != 0:
             breach(f"order: the traced run fails: {done.stderr.strip()}")
-        facts = check_order(log.read_text(), str(out))
+        trace = log.read_text()
+        facts = check_order(trace, str(out))
+        # The check must see a step that is missing or early.
+        global breaches
+        kept, lines = breaches, trace.splitlines()
+        manifest = next(l for l in lines if "rename" in l and l.endswith('/preshard.json") = 0'))
+        for what, changed in [
+            ("no data is synced", [l for l in lines if not ("fdatasync" in l and ".safetensors" in l)]),
+            ("the journal is not synced", [l for l in lines if not ("fdatasync" in l and "/journal" in l)]),
+            ("the directory is not synced", [l for l in lines if not ("fsync" in l and f"<{out}>" in l)]),
+            ("the manifest comes first", [manifest, *(l for l in lines if l != manifest)]),
+        ]:
+            breaches = []
+            with contextlib.redirect_stdout(io.StringIO()):
+                check_order("\n".join(changed), str(out))
+            if not breaches:
+                kept.append(f"order: the check does not see it when {what}")
+                print(f"BREACH  {kept[-1]}")
+        breaches = kept
         print("order: " + ", ".join(f"{n} {what}" for what, n in facts.items()))
 
     # File size limits, full and read-only file systems, directories that are not ours.
@@ -495,12 +515,12 @@ def check_order(trace, out):
                 breach("order: a data write after the first rename")
         elif (m := re.match(r"fdatasync\(\d+<([^>]*)>\) += 0", rest)):
             path = m[1]
+            done = before.pop(pid, set(dirty.get(path, set())))
             if path.endswith("/journal"):
                 facts["journal syncs"] += 1
                 journal_dirty = False
             else:
                 facts["data syncs"] += 1
-                done = before.pop(pid, set(dirty.get(path, set())))
                 dirty[path] = dirty.get(path, set()) - done
                 synced_leaves |= {(Path(path).name, offset) for offset in done}
         elif (m := re.match(r'write\(\d+<([^>]*)>, "(.*)", \d+\) += \d+', rest, re.S)) and m[1] == f"{partial}/journal":

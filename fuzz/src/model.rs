@@ -230,7 +230,7 @@ impl Maker<'_, '_> {
 }
 
 /// Sizes that meet every block size, and some that meet none.
-const WIDTHS: [u64; 10] = [256, 64, 512, 128, 32, 96, 8, 40, 12, 768];
+const WIDTHS: [u64; 10] = [256, 64, 512, 128, 32, 96, 8, 40, 12, 288];
 
 /// A random model.
 pub fn random(u: &mut Unstructured) -> Result<Model> {
@@ -260,9 +260,9 @@ fn llama(u: &mut Unstructured) -> Result<Model> {
     let hidden = *m.u.choose(&WIDTHS)?;
     let ffn = *m.u.choose(&WIDTHS)?;
     let head = *m.u.choose(&[32u64, 64, 2, 4, 16, 6])?;
-    let kv = m.u.int_in_range(1..=4u64)?;
-    let heads = kv * m.u.int_in_range(1..=4u64)?;
-    let vocab = m.u.int_in_range(1..=140u64)?;
+    let kv = m.u.int_in_range(1..=3u64)?;
+    let heads = kv * *m.u.choose(&[2u64, 1, 3, 4])?;
+    let vocab = m.u.int_in_range(1..=70u64)?;
     let layers = m.u.int_in_range(1..=2u64)?;
     let experts = if m.u.arbitrary()? { m.u.int_in_range(1..=6u64)? } else { 0 };
     (m.model.heads, m.model.kv_heads, m.model.experts, m.model.layers) = (heads, kv, experts, layers);
@@ -315,11 +315,11 @@ fn deepseek2(u: &mut Unstructured) -> Result<Model> {
     let mut m = maker(u, "deepseek2")?;
     let hidden = *m.u.choose(&WIDTHS)?;
     let (ffn, expert_ffn) = (*m.u.choose(&WIDTHS)?, *m.u.choose(&WIDTHS)?);
-    let heads = m.u.int_in_range(1..=8u64)?;
+    let heads = *m.u.choose(&[4u64, 2, 1, 3, 8])?;
     let (nope, rope, v) =
         (*m.u.choose(&[32u64, 64, 4])?, *m.u.choose(&[32u64, 8])?, *m.u.choose(&[32u64, 64, 5])?);
     let (q_lora, kv_lora) = (*m.u.choose(&WIDTHS)?, *m.u.choose(&WIDTHS)?);
-    let vocab = m.u.int_in_range(1..=140u64)?;
+    let vocab = m.u.int_in_range(1..=70u64)?;
     let layers = m.u.int_in_range(1..=3u64)?;
     let dense = m.u.int_in_range(0..=layers)?;
     let experts = m.u.int_in_range(1..=6u64)?;
