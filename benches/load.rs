@@ -4,6 +4,7 @@
 //!   --gib N       how large to make it, by default 12
 //!   --runs N      timed runs of each configuration, by default 5
 //!   --sweep       chunks and thread counts instead of the defaults
+//!   --gpus N      also N shards to N GPUs at once, against one
 //!   --cold        drop the file from the page cache before each run, against bare direct reads
 //!
 //! Prints GB/s (10^9 bytes per second), the median of the runs. A run counts from the call to its
@@ -15,7 +16,7 @@ mod directory;
 
 use preshard::gpu::Device;
 use preshard::gpu::blake3::LeafHasher;
-use preshard::load::{Directory, Method, Options, Shard, Stats};
+use preshard::load::{Directory, Method, Options, Shard, Stats, load_all};
 use preshard::manifest::LEAF;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,11 +29,12 @@ struct Args {
     runs: usize,
     sweep: bool,
     cold: bool,
+    gpus: usize,
 }
 
 fn args() -> Args {
     let dir = std::env::temp_dir().join("preshard-bench");
-    let mut args = Args { dir, gib: 12, runs: 5, sweep: false, cold: false };
+    let mut args = Args { dir, gib: 12, runs: 5, sweep: false, cold: false, gpus: 1 };
     let mut given = std::env::args().skip(1);
     while let Some(arg) = given.next() {
         let mut value = || given.next().unwrap_or_else(|| panic!("{arg}: a value is missing"));
@@ -40,6 +42,7 @@ fn args() -> Args {
             "--dir" => args.dir = value().into(),
             "--gib" => args.gib = value().parse().expect("--gib: a whole number"),
             "--runs" => args.runs = value().parse().expect("--runs: a whole number"),
+            "--gpus" => args.gpus = value().parse().expect("--gpus: a whole number"),
             "--sweep" => args.sweep = true,
             "--cold" => args.cold = true,
             "--bench" => {} // cargo bench adds it
@@ -81,7 +84,7 @@ fn main() {
     };
     if !args.dir.join(preshard::manifest::FILE_NAME).exists() {
         std::fs::create_dir_all(&args.dir).unwrap();
-        directory::write(&args.dir, 1, &tensors(args.gib));
+        directory::write(&args.dir, args.gpus as u64, &tensors(args.gib));
     }
     let shard = Directory::open(&args.dir).unwrap().shard(0).unwrap();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -90,6 +93,32 @@ fn main() {
         true => cold(&args, &device, &shard),
         false => warm(&args, &device, &shard),
     }
+    if args.gpus > 1 {
+        several(&args);
+    }
+}
+
+/// Shards to as many GPUs at once, against the first alone, alternating.
+fn several(args: &Args) {
+    let directory = Directory::open(&args.dir).unwrap();
+    let devices: Vec<Device> = (0..args.gpus).map(|i| Device::open(i).unwrap()).collect();
+    let shards: Vec<Shard> = (0..args.gpus as u64).map(|r| directory.shard(r).unwrap()).collect();
+    let loads: Vec<(&Shard, &Device)> = shards.iter().zip(&devices).collect();
+    let total = |loads: &[(&Shard, &Device)]| {
+        let started = std::time::Instant::now();
+        let loaded = load_all(loads, &Options::default()).unwrap();
+        let bytes: u64 = loaded.iter().map(|l| l.stats().bytes).sum();
+        bytes as f64 / started.elapsed().as_secs_f64() / 1e9
+    };
+    // Fills the page cache and locks the rings.
+    total(&loads);
+    let (mut one, mut all) = (Vec::new(), Vec::new());
+    for _ in 0..args.runs {
+        one.push(total(&loads[..1]));
+        all.push(total(&loads));
+    }
+    let (one, all) = (median(&mut one), median(&mut all));
+    println!("{} GPUs at once: {all:.1} GB/s, one alone {one:.1} ({:.2} times)", args.gpus, all / one);
 }
 
 fn warm(args: &Args, device: &Device, shard: &Shard) {
@@ -120,9 +149,10 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
     let mut rates = vec![Vec::new(); configurations.len()];
     let mut last = Vec::new();
     for _ in 0..args.runs {
-        limits.push(device.pinned_copy_rate().unwrap() / 1e9);
         last.clear();
         for ((_, options), rates) in configurations.iter().zip(&mut rates) {
+            // Before each of them, so that none is alone in following a rest.
+            limits.push(device.pinned_copy_rate().unwrap() / 1e9);
             let loaded = shard.load(device, options).unwrap();
             rates.push(rate(loaded.stats()));
             last.push(loaded.stats().clone());

@@ -9,18 +9,21 @@ use crate::manifest::{self, LEAF, Manifest};
 use crate::mapping::Part;
 use crate::plan::shard::{ShardPlan, TensorPlan};
 use crate::plan::{Layout, Plan};
-use crate::store::{Output, ShardFile};
+use crate::store::{Output, ShardFile, Work};
 use crate::workers;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Synced and journalled at least this often: what a kill may cost.
 const CHECKPOINT_BYTES: u64 = 2 << 30;
 const CHECKPOINT_TIME: Duration = Duration::from_secs(10);
+/// Environment variable with another number than [`CHECKPOINT_BYTES`], so that faults can be tried on
+/// models of less than many gigabytes.
+const CHECKPOINT: &str = "PRESHARD_CHECKPOINT_BYTES";
 /// How far ahead of the workers the source is read: two stretches of eight ranks' leaves.
 const READ_AHEAD: u64 = 256 << 20;
 
@@ -85,12 +88,12 @@ struct Job {
 /// Converts.
 pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<Outcome> {
     let shards = select(plan, settings.ranks.as_deref())?;
-    let names: Vec<String> = shards.iter().map(|s| s.name.clone()).collect();
+    let names: Vec<(String, u64)> = shards.iter().map(|s| (s.name.clone(), s.bytes)).collect();
     let total: u64 = shards.iter().map(|s| s.bytes).sum();
     let fresh = !out.join(crate::store::PARTIAL).exists();
     let small = small_files(plan, settings);
-    let small_names: Vec<String> = small.iter().map(|(name, _)| name.clone()).collect();
-    let (output, journal, records) = Output::open(out, &plan.hash, &names, &small_names, settings.force)?;
+    let work = Work { plan: &plan.hash, key: &key(plan, gguf), shards: &names };
+    let (output, journal, records) = Output::open(out, &work, settings.force)?;
     let done: u64 = shards
         .iter()
         .flat_map(|s| (0..hash::leaves(s.bytes)).map(move |l| (s, l)))
@@ -101,6 +104,7 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     let result = output.check_space(total - done).and_then(|()| {
         (settings.progress)(Progress::Start { total, done });
         let files = shards.iter().map(|s| output.shard(&s.name, s.bytes)).collect::<Result<Vec<_>>>()?;
+        output.sync_names()?;
         let run = Run {
             plan,
             gguf,
@@ -110,13 +114,21 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
             written: Mutex::default(),
             due: Condvar::new(),
             ahead: Mutex::default(),
+            checkpoint: std::env::var(CHECKPOINT)
+                .ok()
+                .and_then(|n| n.parse().ok())
+                .unwrap_or(CHECKPOINT_BYTES),
         };
         run.all(journal, records)
     });
     match result {
         Ok(records) => {
             (settings.progress)(Progress::Syncing);
-            gguf.unchanged()?;
+            if let Err(e) = gguf.unchanged() {
+                // Some leaves are of the old source, some of the new: nobody may go on from them.
+                output.discard();
+                return Err(e);
+            }
             let manifest = manifest(plan, gguf, settings, &small, &shards, &records, output.earlier.as_ref());
             for (name, bytes) in &small {
                 output.small_file(name, bytes)?;
@@ -131,6 +143,18 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
         }
         Err(e) => Err(e),
     }
+}
+
+/// What an unfinished run must agree in to be gone on with: the plan, and sources that were not written
+/// to since. The plan knows the sources by their headers alone.
+fn key(plan: &Plan, gguf: &Gguf) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("preshard journal key 1");
+    hasher.update(&plan.hash);
+    for file in gguf.files() {
+        let modified = file.modified().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
+        hasher.update(&modified.map_or(0, |t| t.as_nanos()).to_le_bytes());
+    }
+    *hasher.finalize().as_bytes()
 }
 
 /// The shards of the ranks asked for.
@@ -155,6 +179,8 @@ struct Run<'a> {
     due: Condvar,
     /// How far the source has been asked for ahead of its use: file and offset.
     ahead: Mutex<(usize, u64)>,
+    /// Bytes after which to sync.
+    checkpoint: u64,
 }
 
 /// Leaves written and not yet synced.
@@ -164,8 +190,19 @@ struct Written {
     bytes: u64,
     /// No more will come.
     closed: bool,
-    /// Syncing failed, and the run is to end.
+    /// Syncing failed, and the run is to end. After a failed sync the kernel may drop what it could not
+    /// write and call the next sync a success: nothing may be journalled any more.
     failed: bool,
+}
+
+/// Tells the syncer that no more leaves will come.
+struct Close<'a>(&'a Run<'a>);
+
+impl Drop for Close<'_> {
+    fn drop(&mut self) {
+        self.0.written().closed = true;
+        self.0.due.notify_one();
+    }
 }
 
 impl Run<'_> {
@@ -183,9 +220,11 @@ impl Run<'_> {
         // What is done is kept, also when the run fails: the same command goes on from there.
         let (result, synced) = std::thread::scope(|scope| {
             let syncer = scope.spawn(|| self.sync_as_written(&mut journal, &mut done));
-            let result = workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer));
-            self.written().closed = true;
-            self.due.notify_one();
+            let result = {
+                // Closed also when a worker panics: the scope waits for the syncer.
+                let _closed = Close(self);
+                workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer))
+            };
             (result, syncer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         // When syncing failed, the workers ended only because of that.
@@ -230,7 +269,7 @@ impl Run<'_> {
             }
             written.leaves.push((job.shard, job.leaf, Record { hash, nonfinite: findings.nonfinite }));
             written.bytes += bytes;
-            if written.bytes >= CHECKPOINT_BYTES {
+            if written.bytes >= self.checkpoint {
                 self.due.notify_one();
             }
         }
@@ -260,7 +299,7 @@ impl Run<'_> {
         loop {
             let (leaves, last) = {
                 let written = self.written();
-                let waiting = |w: &mut Written| w.bytes < CHECKPOINT_BYTES && !w.closed;
+                let waiting = |w: &mut Written| w.bytes < self.checkpoint && !w.closed;
                 let (mut written, _) = self
                     .due
                     .wait_timeout_while(written, CHECKPOINT_TIME, waiting)

@@ -95,7 +95,12 @@ fn cols_of(t: &Tensor) -> u64 {
 impl Evaluator<'_> {
     /// Fills `out` with the bytes of a leaf.
     pub fn leaf(&self, shard: &ShardPlan, leaf: u64, out: &mut Vec<u8>) -> Result<Findings> {
-        let range = leaf_range(leaf, shard.bytes);
+        self.bytes(shard, leaf_range(leaf, shard.bytes), out)
+    }
+
+    /// Fills `out` with a range of a file's bytes. Its ends are multiples of 4, or the file's end: no
+    /// element is cut.
+    pub fn bytes(&self, shard: &ShardPlan, range: Range<u64>, out: &mut Vec<u8>) -> Result<Findings> {
         out.resize((range.end - range.start) as usize, 0);
         let mut findings = Findings::default();
         let header = shard.header.len() as u64;
@@ -334,10 +339,17 @@ impl Evaluator<'_> {
             _ => (stored_row(view, row), col),
         };
         let element = (view.matrix * rows_of(tensor) + row) * cols_of(tensor) + col;
-        let what = match (to, tensor.ty.is_float()) {
-            (Float::F16, _) => "decodes to NaN or infinity, or to more than f16 holds",
-            (_, true) => "is NaN or infinite",
-            (_, false) => "decodes to NaN or infinity (its scale is damaged)",
+        if to == Float::F16
+            && let Some(value) = self.finite(tensor, element)
+        {
+            return Err(Error::source(
+                &tensor.name,
+                format!("holds {value}, more than the 65504 of f16; convert with --weights bf16"),
+            ));
+        }
+        let what = match tensor.ty.is_float() {
+            true => "is NaN or infinite",
+            false => "decodes to NaN or infinity (its scale is damaged)",
         };
         Err(Error::source(
             &tensor.name,
@@ -347,6 +359,17 @@ impl Evaluator<'_> {
                 element / tensor.ty.block
             ),
         ))
+    }
+
+    /// An element of a tensor as f32, if it is finite.
+    fn finite(&self, tensor: &Tensor, element: u64) -> Option<f32> {
+        let (block, bytes) = (tensor.ty.block, tensor.ty.bytes);
+        let start = (element / block * bytes) as usize;
+        let mut values = vec![0; block as usize * 4];
+        let source = &self.gguf.data(tensor)[start..start + bytes as usize];
+        tensor.ty.decode(source, Float::F32, &mut values);
+        let value = values.chunks_exact(4).nth((element % block) as usize)?;
+        Some(f32::from_le_bytes(value.try_into().ok()?)).filter(|v| v.is_finite())
     }
 }
 

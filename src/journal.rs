@@ -1,7 +1,7 @@
 //! The journal of an unfinished conversion: which leaves are on disk, so that a run that died can go on.
 //!
 //! A text file, one line per leaf, written only after the leaf's bytes are synced. It is valid for one
-//! plan hash. A torn last line (no newline) is ignored.
+//! hash of the plan and the state of the sources. A torn last line (no newline) is ignored.
 
 use crate::error::{Error, Result};
 use crate::hash;
@@ -67,12 +67,19 @@ impl Journal {
     pub fn append(&mut self, records: &[(String, u64, Record)]) -> Result<()> {
         let mut text = String::new();
         for (file, leaf, record) in records {
-            text += &format!("{file} {leaf} {}", hash::to_hex(&record.hash));
-            for (tensor, n) in &record.nonfinite {
-                text += &format!(" {tensor}:{n}");
-            }
-            text.push('\n');
+            line(&mut text, file, *leaf, record);
         }
+        self.write(&text)
+    }
+
+    /// Forgets every leaf but these. A run that dies here leaves fewer of them, never others.
+    pub fn rewrite(&mut self, plan: &[u8; 32], records: &Records) -> Result<()> {
+        let mut text = format!("{MAGIC} {}\n", hash::to_hex(plan));
+        for ((file, leaf), record) in records {
+            line(&mut text, file, *leaf, record);
+        }
+        self.file.set_len(0).map_err(|e| Error::io(&self.path, "truncate", e))?;
+        std::io::Seek::rewind(&mut self.file).map_err(|e| Error::io(&self.path, "seek in", e))?;
         self.write(&text)
     }
 
@@ -80,6 +87,14 @@ impl Journal {
         self.file.write_all(text.as_bytes()).map_err(|e| Error::io(&self.path, "write", e))?;
         self.file.sync_data().map_err(|e| Error::io(&self.path, "sync", e))
     }
+}
+
+fn line(text: &mut String, file: &str, leaf: u64, record: &Record) {
+    *text += &format!("{file} {leaf} {}", hash::to_hex(&record.hash));
+    for (tensor, n) in &record.nonfinite {
+        *text += &format!(" {tensor}:{n}");
+    }
+    text.push('\n');
 }
 
 fn parse(line: &str) -> Option<((String, u64), Record)> {

@@ -207,16 +207,21 @@ impl Manifest {
     /// Reads and checks `dir/preshard.json`.
     pub fn read(dir: &Path) -> Result<Manifest> {
         let path = dir.join(FILE_NAME);
-        let text = std::fs::read_to_string(&path).map_err(|e| match e.kind() {
+        let bytes = std::fs::read(&path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::shards(
                 path.display(),
                 "not found; the conversion is incomplete or this is no preshard directory: run preshard convert again",
             ),
             _ => Error::io(&path, "read", e),
         })?;
-        let manifest: Manifest = serde_json::from_str(&text)
+        Manifest::from_slice(&bytes, &path)
+    }
+
+    /// The manifest in the bytes of its file, checked; `path` is where they come from, for messages.
+    pub fn from_slice(bytes: &[u8], path: &Path) -> Result<Manifest> {
+        let manifest: Manifest = serde_json::from_slice(bytes)
             .map_err(|e| Error::shards(path.display(), format!("not a manifest: {e}")))?;
-        manifest.check(&path)?;
+        manifest.check(path)?;
         Ok(manifest)
     }
 

@@ -3,15 +3,16 @@
 //!
 //! Everything is written under `OUT/.partial/`. Data is synced before the journal says so; at the end
 //! files are renamed into place, the directory is synced, and the manifest appears last. A directory
-//! without a manifest is never complete.
+//! without a manifest is never complete. A conversion that is replaced stays whole until the new one is
+//! on disk.
 
 use crate::error::{Error, Result, shown};
 use crate::hash;
-use crate::journal::{Journal, Records};
+use crate::journal::{self, Journal, Records};
 use crate::manifest::{FILE_NAME, Manifest};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// The working directory inside the output directory.
@@ -19,56 +20,95 @@ pub const PARTIAL: &str = ".partial";
 /// The list of hashes that `b3sum --check` reads.
 pub const SUMS: &str = "B3SUMS";
 
+/// Where the manifest of the conversion that is being replaced goes, in the working directory.
+const REPLACED: &str = "replaced.json";
+
 /// An output directory, held by one run at a time.
 pub struct Output {
     dir: PathBuf,
     partial: PathBuf,
+    /// Whether this run made the directory.
+    made: bool,
     /// Holds the lock for as long as the run lasts.
-    _lock: File,
+    _lock: Lock,
     /// The manifest of an earlier run for other ranks of the same plan.
     pub earlier: Option<Manifest>,
+    /// The whole conversion that this one replaces once it is complete.
+    replaced: Option<Manifest>,
+}
+
+/// What decides whether a run may go on with what an earlier one left.
+pub struct Work<'a> {
+    /// The plan, which a finished conversion names.
+    pub plan: &'a [u8; 32],
+    /// The plan and the state of the source files, which an unfinished conversion names.
+    pub key: &'a [u8; 32],
+    /// The shards to write: names and lengths.
+    pub shards: &'a [(String, u64)],
 }
 
 impl Output {
-    /// Takes `dir` for a conversion of `plan` that writes the shards `names` and the files `small`;
-    /// returns the leaves already there.
+    /// Takes `dir` for a conversion; returns the leaves already there.
     ///
-    /// Goes on where a run of the same plan died. `force` replaces an earlier conversion, whole or
-    /// unfinished; files preshard did not write are never deleted.
-    pub fn open(
-        dir: &Path,
-        plan: &[u8; 32],
-        names: &[String],
-        small: &[String],
-        force: bool,
-    ) -> Result<(Output, Journal, Records)> {
+    /// Goes on where a run of the same work died. `force` discards an unfinished conversion of other work
+    /// at once, and replaces a whole one when this one is complete; files preshard did not write are
+    /// never deleted.
+    pub fn open(dir: &Path, work: &Work, force: bool) -> Result<(Output, Journal, Records)> {
         let partial = dir.join(PARTIAL);
-        let earlier = check(dir, plan, names, small, force)?;
+        check(dir, work, force)?;
+        let made = !dir.exists();
+        let begun = !partial.exists();
         std::fs::create_dir_all(&partial).map_err(|e| Error::io(&partial, "create", e))?;
+        if made {
+            sync_parent(dir)?;
+        }
         let lock = lock(&partial)?;
         // Looked at again now that no other run can change it.
-        if force {
-            remove_ours(dir, &partial)?;
+        let here = match check(dir, work, force) {
+            Ok(here) => here,
+            Err(e) => {
+                if begun {
+                    // Another run finished in between and took its working directory away.
+                    let _ = std::fs::remove_file(partial.join(LOCK));
+                    let _ = std::fs::remove_dir(&partial);
+                }
+                return Err(e);
+            }
+        };
+        let mut opened = Journal::open(&partial, work.key)?;
+        if opened.is_none() && force {
+            discard_unfinished(dir, &partial, here.as_ref())?;
+            opened = Journal::open(&partial, work.key)?;
         }
-        let Some((journal, mut records)) = Journal::open(&partial, plan)? else {
+        let Some((mut journal, mut records)) = opened else {
             return Err(Error::output(
                 dir,
-                "holds an unfinished conversion with other options or another source; repeat the old command to finish it, or pass --force to discard it",
+                "holds an unfinished conversion with other options, of another source, or of one that was changed since; repeat the old command to finish it, or pass --force to discard it",
             ));
         };
-        let output =
-            Output { dir: dir.to_owned(), partial, _lock: lock, earlier: if force { None } else { earlier } };
-        // A leaf counts only as long as its file is there.
-        let found: Vec<&String> = names.iter().filter(|n| output.place(n).exists()).collect();
-        records.retain(|(file, _), _| found.contains(&file));
+        let (earlier, replaced) = if force { (None, here) } else { (here, None) };
+        let output = Output { dir: dir.to_owned(), partial, made, _lock: lock, earlier, replaced };
+        // A leaf counts only as long as its file is there, whole. The journal must forget the others
+        // before the file is made again.
+        let whole = |file: &String| match work.shards.iter().find(|(name, _)| name == file) {
+            Some((name, bytes)) => output.place(name).metadata().is_ok_and(|m| m.len() == *bytes),
+            None => false,
+        };
+        let known = records.len();
+        records.retain(|(file, _), _| whole(file));
+        if records.len() < known {
+            journal.rewrite(work.key, &records)?;
+        }
         sync_dir(dir)?;
         Ok((output, journal, records))
     }
 
     /// Where a file is now: in place already, when a run died while renaming.
     fn place(&self, name: &str) -> PathBuf {
-        let done = self.dir.join(name);
-        if done.exists() { done } else { self.partial.join(name) }
+        let (done, partial) = (self.dir.join(name), self.partial.join(name));
+        // What stands in place may belong to the conversion that is replaced.
+        let old = self.replaced.as_ref().is_some_and(|m| lists(m, name));
+        if !partial.exists() && done.exists() && !old { done } else { partial }
     }
 
     /// Opens a shard for positioned writes and gives it its length.
@@ -101,20 +141,33 @@ impl Output {
         write_synced(&self.partial.join(name), bytes)
     }
 
+    /// Makes the names of new files durable; before the journal counts on them.
+    pub fn sync_names(&self) -> Result<()> {
+        sync_dir(&self.partial)
+    }
+
     /// Makes the conversion visible: files, then `B3SUMS`, then the manifest.
     pub fn finish(self, manifest: &Manifest) -> Result<()> {
-        let mut sums = String::new();
-        let shards = manifest.shards.iter().map(|s| (&s.file, &s.blake3));
-        for (file, hash) in shards.chain(manifest.files.iter().map(|f| (&f.file, &f.blake3))) {
-            sums += &format!("{hash}  {file}\n");
+        let bytes = manifest.to_bytes();
+        self.small_file(SUMS, sums(manifest, &bytes).as_bytes())?;
+        // From here on a run that dies has told which files in the directory are its own.
+        self.small_file(FILE_NAME, &bytes)?;
+        self.sync_names()?;
+        if self.replaced.is_some() {
+            let (from, to) = (self.dir.join(FILE_NAME), self.partial.join(REPLACED));
+            std::fs::rename(&from, &to).map_err(|e| Error::io(&from, "put aside", e))?;
+            sync_dir(&self.dir)?;
+            self.sync_names()?;
         }
-        self.small_file(SUMS, sums.as_bytes())?;
-        self.small_file(FILE_NAME, &manifest.to_bytes())?;
-        let names = manifest.shards.iter().map(|s| &s.file).chain(manifest.files.iter().map(|f| &f.file));
-        for name in names.map(String::as_str).chain([SUMS]) {
+        for name in names(manifest).chain([SUMS]) {
             let from = self.partial.join(name);
             if from.exists() {
                 self.rename(name)?;
+            }
+        }
+        if let Ok(replaced) = read(&self.partial.join(REPLACED)) {
+            for name in names(&replaced).filter(|n| !lists(manifest, n)) {
+                remove(&self.dir.join(name))?;
             }
         }
         sync_dir(&self.dir)?;
@@ -133,7 +186,9 @@ impl Output {
     /// Removes what a refused run left, when it left nothing worth going on from.
     pub fn discard(self) {
         let _ = std::fs::remove_dir_all(&self.partial);
-        let _ = std::fs::remove_dir(&self.dir);
+        if self.made {
+            let _ = std::fs::remove_dir(&self.dir);
+        }
     }
 }
 
@@ -154,14 +209,46 @@ impl ShardFile {
     }
 }
 
-/// Whether `dir` may be written to; the manifest of an earlier run that this one adds ranks to.
-fn check(
-    dir: &Path,
-    plan: &[u8; 32],
-    names: &[String],
-    small: &[String],
-    force: bool,
-) -> Result<Option<Manifest>> {
+/// The text of `B3SUMS`, for the manifest and its bytes: what `b3sum --check` reads.
+pub fn sums(manifest: &Manifest, bytes: &[u8]) -> String {
+    let shards = manifest.shards.iter().map(|s| (&s.file, &s.blake3));
+    let mut text = String::new();
+    for (file, hash) in shards.chain(manifest.files.iter().map(|f| (&f.file, &f.blake3))) {
+        text += &format!("{hash}  {file}\n");
+    }
+    text + &format!("{}  {FILE_NAME}\n", blake3::hash(bytes).to_hex())
+}
+
+/// Every file a manifest names.
+fn names(manifest: &Manifest) -> impl Iterator<Item = &str> {
+    let shards = manifest.shards.iter().map(|s| s.file.as_str());
+    shards.chain(manifest.files.iter().map(|f| f.file.as_str()))
+}
+
+fn lists(manifest: &Manifest, name: &str) -> bool {
+    names(manifest).any(|n| n == name)
+}
+
+fn read(path: &Path) -> Result<Manifest> {
+    let bytes = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
+    Manifest::from_slice(&bytes, path)
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path, "delete", e)),
+        _ => Ok(()),
+    }
+}
+
+/// The manifests that a run which died while renaming left in its working directory: its own, and that
+/// of the conversion it was to replace.
+fn of_the_dead(partial: &Path) -> Vec<Manifest> {
+    [FILE_NAME, REPLACED].iter().filter_map(|name| read(&partial.join(name)).ok()).collect()
+}
+
+/// Whether `dir` may be written to; the manifest in it, if any.
+fn check(dir: &Path, work: &Work, force: bool) -> Result<Option<Manifest>> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -171,16 +258,13 @@ fn check(
     for entry in entries {
         found.push(entry.map_err(|e| Error::io(dir, "read", e))?.file_name().to_string_lossy().into_owned());
     }
-    let earlier = if found.iter().any(|f| f == FILE_NAME) { Some(Manifest::read(dir)?) } else { None };
+    let here = if found.iter().any(|f| f == FILE_NAME) { Some(Manifest::read(dir)?) } else { None };
     let unfinished = found.iter().any(|f| f == PARTIAL);
-    let ours = |f: &String| {
-        let listed =
-            |m: &Manifest| m.shards.iter().any(|s| s.file == *f) || m.files.iter().any(|s| s.file == *f);
-        f == PARTIAL
-            || f == SUMS
-            || f == FILE_NAME
-            || earlier.as_ref().is_some_and(listed)
-            || unfinished && (names.contains(f) || small.contains(f))
+    let dead = of_the_dead(&dir.join(PARTIAL));
+    let ours = |f: &String| match f.as_str() {
+        PARTIAL | FILE_NAME => true,
+        SUMS => unfinished || here.is_some(),
+        name => here.iter().chain(&dead).any(|m| lists(m, name)),
     };
     if let Some(foreign) = found.iter().filter(|f| !ours(f)).min() {
         return Err(Error::output(
@@ -188,12 +272,12 @@ fn check(
             format!("is not empty: it holds {}; choose another directory", shown(foreign)),
         ));
     }
-    let Some(manifest) = earlier else { return Ok(None) };
+    let Some(manifest) = here else { return Ok(None) };
     if force {
-        return Ok(None);
+        return Ok(Some(manifest));
     }
-    let same = manifest.plan == hash::to_hex(plan);
-    let new = names.iter().all(|n| manifest.shards.iter().all(|s| s.file != *n));
+    let same = manifest.plan == hash::to_hex(work.plan);
+    let new = work.shards.iter().all(|(n, _)| manifest.shards.iter().all(|s| s.file != *n));
     match (same, new) {
         (true, true) => Ok(Some(manifest)),
         (true, false) => Err(Error::output(
@@ -207,41 +291,54 @@ fn check(
     }
 }
 
-/// Deletes an earlier conversion: the manifest first, so that it is never taken for a whole one.
-fn remove_ours(dir: &Path, partial: &Path) -> Result<()> {
-    let remove = |path: PathBuf| match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(&path, "delete", e)),
-        _ => Ok(()),
-    };
-    if let Ok(manifest) = Manifest::read(dir) {
-        remove(dir.join(FILE_NAME))?;
-        sync_dir(dir)?;
-        for name in manifest.shards.iter().map(|s| &s.file).chain(manifest.files.iter().map(|f| &f.file)) {
-            remove(dir.join(name))?;
+/// Deletes an unfinished conversion, and what it had put in place or left of an earlier one; never a
+/// file of the whole conversion `here`. The manifests that tell which files those are go last.
+fn discard_unfinished(dir: &Path, partial: &Path, here: Option<&Manifest>) -> Result<()> {
+    remove(&partial.join(journal::FILE_NAME))?;
+    for manifest in of_the_dead(partial) {
+        for name in names(&manifest).filter(|n| here.is_none_or(|m| !lists(m, n))) {
+            remove(&dir.join(name))?;
         }
-        remove(dir.join(SUMS))?;
     }
     for entry in std::fs::read_dir(partial).map_err(|e| Error::io(partial, "read", e))?.flatten() {
-        if entry.file_name() != LOCK {
-            remove(entry.path())?;
+        let name = entry.file_name();
+        if ![LOCK, FILE_NAME, REPLACED].iter().any(|n| *n == name) {
+            remove(&entry.path())?;
         }
     }
-    Ok(())
+    sync_dir(dir)?;
+    remove(&partial.join(FILE_NAME))?;
+    remove(&partial.join(REPLACED))
 }
 
 const LOCK: &str = "lock";
 
-/// Keeps a second run out for as long as the returned file is open.
-fn lock(partial: &Path) -> Result<File> {
+/// A locked file. Unlocked by name, not by closing it: a process that another thread is just starting
+/// holds copies of every open file for a moment.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// Keeps a second run out for as long as the returned lock is held.
+fn lock(partial: &Path) -> Result<Lock> {
     let path = partial.join(LOCK);
     let open = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = open.map_err(|e| Error::io(&path, "create", e))?;
+    let busy = || {
+        let text = "another preshard convert is writing here; wait for it or choose another directory";
+        Err(Error::output(partial, text))
+    };
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(Error::output(
-            partial,
-            "another preshard convert is writing here; wait for it or choose another directory",
-        )),
+        // A run that ended between the two calls took the name away: the lock is then on nothing.
+        Ok(()) => match (file.metadata(), std::fs::metadata(&path)) {
+            (Ok(held), Ok(named)) if (held.dev(), held.ino()) == (named.dev(), named.ino()) => Ok(Lock(file)),
+            _ => busy(),
+        },
+        Err(rustix::io::Errno::WOULDBLOCK) => busy(),
         Err(e) => Err(Error::io(&path, "lock", e)),
     }
 }
@@ -256,4 +353,12 @@ fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Makes renames and new names in a directory durable.
 fn sync_dir(dir: &Path) -> Result<()> {
     File::open(dir).and_then(|d| d.sync_all()).map_err(|e| Error::io(dir, "sync", e))
+}
+
+/// Makes the name of a directory that was just made durable.
+fn sync_parent(dir: &Path) -> Result<()> {
+    match dir.canonicalize().map_err(|e| Error::io(dir, "find", e))?.parent() {
+        Some(parent) => sync_dir(parent),
+        None => Ok(()),
+    }
 }

@@ -5,9 +5,10 @@ use crate::error::{Error, Result};
 use crate::eval::{Decoder, Evaluator, leaf_range};
 use crate::gguf::Gguf;
 use crate::hash;
-use crate::manifest::{Manifest, Shard};
+use crate::manifest::{self, Manifest, Shard};
 use crate::mapping::Tables;
 use crate::plan::{Options, Plan};
+use crate::store;
 use crate::workers;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -210,7 +211,37 @@ fn small_files(dir: &Path, manifest: &Manifest) -> Vec<Error> {
         }
         Ok(())
     };
-    manifest.files.iter().filter_map(|f| check(f).err()).collect()
+    let mut problems: Vec<Error> = manifest.files.iter().filter_map(|f| check(f).err()).collect();
+    problems.extend(sums(dir, manifest).err());
+    problems
+}
+
+/// Whether `B3SUMS` and the manifest say the same, each of itself and of the other.
+fn sums(dir: &Path, manifest: &Manifest) -> Result<()> {
+    let read = |name: &str| {
+        let path = dir.join(name);
+        std::fs::read(&path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => Error::shards(path.display(), "is missing; convert again"),
+            _ => Error::io(&path, "read", e),
+        })
+    };
+    let found = read(store::SUMS)?;
+    let expected = store::sums(manifest, &read(manifest::FILE_NAME)?).into_bytes();
+    if found == expected {
+        return Ok(());
+    }
+    // The last line is the manifest's own: when the others agree, it is one of the two that changed.
+    let lines = |text: &[u8]| text.split_inclusive(|b| *b == b'\n').map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let (found, expected) = (lines(&found), lines(&expected));
+    let others = expected.len().saturating_sub(1);
+    let name = match found.len() == expected.len() && found[..others] == expected[..others] {
+        true => format!("{} or {}", manifest::FILE_NAME, store::SUMS),
+        false => store::SUMS.to_owned(),
+    };
+    Err(Error::shards(
+        name,
+        "differs from what was converted: the hashes of the two do not agree; convert again",
+    ))
 }
 
 /// Shard files in the directory that the manifest does not know: a loader might pick them up.

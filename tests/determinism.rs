@@ -6,10 +6,14 @@ mod common;
 mod support;
 
 use common::*;
-use preshard::plan::{Options, Weights};
+use preshard::eval::{Decoder, Evaluator, Findings};
+use preshard::gguf::Gguf;
+use preshard::manifest::LEAF;
+use preshard::mapping::Tables;
+use preshard::plan::{Options, Plan, Weights};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use support::models::{GLM, LLAMA, q4_k};
+use support::models::{GLM, LLAMA, Numbers, blocks, q4_k};
 use support::{How, convert_how, fixture, snapshot};
 
 const TP2: fn() -> Options = || Options { tp: 2, weights: Weights::Bf16, ..Options::default() };
@@ -104,4 +108,61 @@ fn where_and_how_the_source_lies_changes_nothing() {
     let other =
         made(&[reversed.write(dir.path().join("r.gguf"))], TP2(), How::default(), &dir.path().join("c"));
     assert!(shards(expected) == shards(other), "tensors in another order, aligned otherwise");
+}
+
+/// A file is cut in leaves of 16 MiB wherever that falls: in a row, a block, a transposed head, the
+/// padding of a row. The header is made longer step by step, which moves every tensor past the cut.
+#[test]
+fn a_leaf_may_begin_anywhere() {
+    let types = |name: &str| match name {
+        n if n.contains("attn_kv_a_mqa") => Q8_0,
+        n if n.contains("attn_v.") => Q5_0,
+        _ => q4_k(name),
+    };
+    // One damaged scale in each: it is counted once, in the leaf where its block begins.
+    let damaged = |model: Builder, name: &str, ne: &[u64]| {
+        let mut data = blocks(name, Q4_K, ne.iter().product());
+        data[144 * 100..144 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
+        model.without(name).tensor(name, Q4_K, ne, data)
+    };
+    let llama = damaged(LLAMA.build(&types), "blk.0.attn_q.weight", &[256, 512]);
+    let glm = damaged(GLM.build(&types), "blk.1.attn_q_a.weight", &[256, 256]);
+    let dir = tempfile::tempdir().unwrap();
+    let mut numbers = Numbers::of("leaves");
+    for (model, weights) in [(&llama, Weights::Keep), (&glm, Weights::Keep), (&llama, Weights::Bf16), (&glm, Weights::F32)]
+    {
+        let gguf = Gguf::open(&[model.write(dir.path().join("m.gguf"))]).unwrap();
+        let options = Options { tp: 2, weights, ..Options::default() };
+        let mut plan = Plan::new(&gguf, &Tables::default(), options).unwrap();
+        let mut shard = plan.shards.remove(0);
+        let evaluator = Evaluator { plan: &plan, gguf: &gguf, decoder: &Decoder::CPU, allow_nonfinite: true };
+        let (header, bytes) = (shard.header.len(), shard.bytes as usize);
+        assert!(bytes < LEAF as usize, "one leaf as it is: {bytes} bytes");
+        let mut whole = Vec::new();
+        let found = evaluator.leaf(&shard, 0, &mut whole).unwrap();
+        let count = |found: &[Findings]| found.iter().flat_map(|f| &f.nonfinite).map(|n| n.1).sum::<u64>();
+        assert!(count(std::slice::from_ref(&found)) > 0);
+        let offsets: Vec<u64> = shard.tensors.iter().map(|t| t.offset).collect();
+        // The cut lies so many bytes into the data: anywhere, and inside what may be the damaged block.
+        // Elements are never cut: tensors are aligned.
+        let mut cuts: Vec<usize> =
+            (0..40).map(|_| (numbers.next() as usize % (bytes - header) / 4 * 4).max(4)).collect();
+        let bad = whole[header..].chunks_exact(2).enumerate().filter(|(_, b)| *b == [0x00, 0x7e]);
+        cuts.extend(bad.map(|(i, _)| i * 2 / 4 * 4 + 64).take(20).filter(|at| *at < bytes - header));
+        for at in cuts {
+            let shift = LEAF as usize - header - at;
+            shard.header = vec![0; header + shift];
+            shard.bytes = (bytes + shift) as u64;
+            for (tensor, offset) in shard.tensors.iter_mut().zip(&offsets) {
+                tensor.offset = offset + shift as u64;
+            }
+            // Buffers are used again: what the leaf before left must not shine through.
+            let (mut first, mut second) = (vec![0xa5; LEAF as usize], vec![0xa5; LEAF as usize]);
+            let both = [evaluator.leaf(&shard, 0, &mut first), evaluator.leaf(&shard, 1, &mut second)];
+            let both = both.map(Result::unwrap);
+            assert!(first[LEAF as usize - at..] == whole[header..header + at], "before a cut at {at}");
+            assert!(second == whole[header + at..], "after a cut at {at}");
+            assert_eq!(count(&both), count(std::slice::from_ref(&found)), "NaN counted, cut at {at}");
+        }
+    }
 }

@@ -73,8 +73,14 @@ fn copy(from: &Path, to: &Path) {
 /// The result of an undisturbed run.
 fn whole(source: &Path, dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let out = dir.join("whole");
-    run(source, &out, options(), u64::MAX).unwrap();
-    snapshot(&out)
+    let outcome = run(source, &out, options(), u64::MAX).unwrap();
+    let files = snapshot(&out);
+    // The leaves' hashes fold to what b3sum prints.
+    for shard in &outcome.manifest.shards {
+        assert!(shard.leaves.len() > 1);
+        assert_eq!(blake3::hash(&files[&shard.file]).to_hex().as_str(), shard.blake3);
+    }
+    files
 }
 
 #[test]
@@ -169,6 +175,8 @@ fn a_run_that_died_while_renaming_is_finished() {
         let out = dir.path().join("out");
         let leaves = expected.values().map(|b| b.len().div_ceil(16 << 20)).sum::<usize>() as u64 - 2;
         run(&source, &out, options(), leaves).map(drop).unwrap_err();
+        // Written before the first file is renamed: it tells which files are the run's own.
+        std::fs::write(out.join(".partial/preshard.json"), &expected["preshard.json"]).unwrap();
         for rank in 0..moved {
             let name = format!("model-rank-{rank}-part-0.safetensors");
             std::fs::rename(out.join(".partial").join(&name), out.join(&name)).unwrap();
@@ -178,6 +186,50 @@ fn a_run_that_died_while_renaming_is_finished() {
         assert!(snapshot(&out) == expected, "{moved} files in place");
         std::fs::remove_dir_all(&out).unwrap();
     }
+}
+
+#[test]
+fn a_shard_that_was_deleted_meanwhile_is_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = model(dir.path());
+    let expected = whole(&source, dir.path());
+    let out = dir.path().join("out");
+    run(&source, &out, options(), 3).map(drop).unwrap_err();
+    for rank in 0..2 {
+        std::fs::remove_file(out.join(format!(".partial/model-rank-{rank}-part-0.safetensors"))).unwrap();
+    }
+    assert_eq!(run(&source, &out, options(), u64::MAX).unwrap().resumed, 0);
+    assert!(snapshot(&out) == expected);
+}
+
+#[test]
+fn a_source_that_changes_during_the_run_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = LLAMA.build(&|_| Q4_0).write(dir.path().join("model.gguf"));
+    let out = dir.path().join("out");
+    let gguf = Gguf::open(std::slice::from_ref(&source)).unwrap();
+    let plan = Plan::new(&gguf, &Tables::default(), options()).unwrap();
+    let settings = Settings {
+        ranks: None,
+        threads: 1,
+        memory: 1 << 30,
+        force: false,
+        allow_nonfinite: false,
+        decoder: &Decoder::CPU,
+        files: Vec::new(),
+        class: String::new(),
+        progress: &|p| {
+            if matches!(p, Progress::Start { .. }) {
+                use std::io::Write;
+                let mut file = std::fs::OpenOptions::new().append(true).open(&source).unwrap();
+                file.write_all(b"more").unwrap();
+            }
+        },
+        stop: &AtomicBool::new(false),
+    };
+    let message = convert::run(&plan, &gguf, &out, &settings).map(drop).unwrap_err().to_string();
+    assert!(message.contains("model.gguf: it had"), "{message}");
+    assert!(!out.join("preshard.json").exists());
 }
 
 #[test]

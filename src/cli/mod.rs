@@ -59,7 +59,7 @@ impl Talk {
     /// A remark on standard error.
     fn note(self, text: &str) {
         if !self.quiet {
-            eprintln!("note: {text}");
+            tell("note", text);
         }
     }
 }
@@ -88,11 +88,16 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             for line in error.to_string().lines() {
-                eprintln!("error: {line}");
+                tell("error", line);
             }
             ExitCode::FAILURE
         }
     }
+}
+
+/// A line on standard error, printable whatever is in it. A reader that went away is no reason to fail.
+fn tell(kind: &str, text: &str) {
+    let _ = writeln!(std::io::stderr(), "{kind}: {}", crate::error::line(text));
 }
 
 /// Prints a result to standard output; a reader that went away ends the program quietly.

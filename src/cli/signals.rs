@@ -13,7 +13,7 @@ pub fn stop() -> &'static AtomicBool {
 
 /// Installs the handlers: the first Ctrl-C asks to stop, the second stops at once.
 pub fn install() {
-    use signal_hook::consts::{SIGBUS, SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGBUS, SIGINT, SIGTERM, SIGXFSZ};
     stop();
     let Some(flag) = STOP.get() else { return };
     for signal in [SIGINT, SIGTERM] {
@@ -21,6 +21,8 @@ pub fn install() {
         let _ = signal_hook::flag::register_conditional_shutdown(signal, 1, Arc::clone(flag));
         let _ = signal_hook::flag::register(signal, Arc::clone(flag));
     }
+    // Caught, so that a write past the limit on file sizes fails with an error instead.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
     let lost = || {
         // Only async-signal-safe calls here. A mapped file that shrinks, or a disk that fails, shows
         // as SIGBUS at the access.

@@ -88,6 +88,10 @@ impl SourceFile {
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
+    /// When it was last written to, as it was opened; `None` where the file system does not tell.
+    pub fn modified(&self) -> Option<SystemTime> {
+        self.modified
+    }
     fn unchanged(&self) -> Result<()> {
         let stat = self.file.metadata().map_err(|e| Error::io(&self.path, "examine", e))?;
         let detail = if stat.len() != self.size {

@@ -178,9 +178,15 @@ pub fn indexer_layers(gguf: &Gguf, trunk: u64) -> Result<Vec<bool>> {
         }
         return Ok(types[..trunk as usize].to_vec());
     }
-    let names: std::collections::HashSet<&str> = gguf.tensors().iter().map(|t| t.name.as_str()).collect();
-    let has: Vec<bool> =
-        (0..trunk).map(|l| names.contains(format!("blk.{l}.indexer.attn_k.weight").as_str())).collect();
+    // Any tensor of it makes a layer one with an indexer: a layer that has some of them is damaged, and
+    // must not pass for one that shares.
+    let indexer_layer = |name: &str| {
+        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        rest.starts_with("indexer.").then(|| layer.parse::<u64>().ok())?
+    };
+    let found: std::collections::HashSet<u64> =
+        gguf.tensors().iter().filter_map(|t| indexer_layer(&t.name)).collect();
+    let has: Vec<bool> = (0..trunk).map(|l| found.contains(&l)).collect();
     let long = gguf.metadata().count("glm-dsa.context_length")?.unwrap_or(0) >= 1 << 20;
     Ok(if has.iter().all(|h| *h) && long { (0..trunk).map(|l| follows(l, 4, 3)).collect() } else { has })
 }

@@ -14,7 +14,8 @@
 mod directory;
 #[cfg(feature = "cuda")]
 mod gpu;
-mod header;
+#[doc(hidden)]
+pub mod header;
 mod host;
 mod numa;
 mod read;

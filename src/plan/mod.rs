@@ -17,6 +17,9 @@ use shard::ShardPlan;
 use std::path::PathBuf;
 use tensors::{Drop, Model};
 
+/// More ranks or pipeline stages are a mistake.
+pub const MAX_PARTS: u64 = 4096;
+
 /// What to do with tensors that a policy decides about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -197,6 +200,12 @@ pub struct Plan {
 impl Plan {
     /// Plans a conversion, or lists everything that stands in its way.
     pub fn new(gguf: &Gguf, tables: &Tables, mut options: Options) -> Result<Plan> {
+        for (option, n) in [("--tp", options.tp), ("--pp", options.pp)] {
+            // They may come from a manifest.
+            if !(1..=MAX_PARTS).contains(&n) {
+                return Err(Error::request(option, format!("{n}, expected 1 to {MAX_PARTS}")));
+            }
+        }
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
         let layout = match (options.layout, options.indexer) {

@@ -348,7 +348,7 @@ impl Builder<'_> {
         for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &self.model.tensors[*t].views)
         {
             let tensor = &self.gguf.tensors()[view.tensor];
-            if tensor.ty.is_integer() {
+            if tensor.ty.is_integer() || tensor.ty.is_activation() {
                 return Err(Error::source(
                     &tensor.name,
                     format!("type {}, expected a float or quantised type for {}", tensor.ty.name, param.to),

@@ -544,7 +544,7 @@ impl<'a> Resolver<'a> {
                     .symbols
                     .get(rule.heads.as_deref().unwrap_or_default(), use_.layer.unwrap_or(0));
                 let ([nope, lora, kh], [vl, vd, vh]) = (dims3(&tk.ne), dims3(&tv.ne));
-                if lora != vl || kh != heads || vh != heads {
+                if lora != vl || kh != heads || vh != heads || tk.ne.len() > 3 || tv.ne.len() > 3 {
                     return Err(Error::source(
                         &tk.name,
                         format!(

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Runs Miri over the parts it can run: no mapping, no threads, no vector instructions. Needs
+# `rustup +nightly component add miri rust-src`. Takes some minutes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export MIRIFLAGS="-Zmiri-disable-isolation"
+exec cargo +nightly miri test --no-default-features --features convert --lib -- \
+  journal:: cut:: error:: load::header:: quant:: plan::tensors:: "$@"
