@@ -63,9 +63,11 @@ def test_shared_parameters_are_bound_once_and_by_any_name(llama: Path) -> None:
     built.add_module("again", built.model)
     head = built.lm_head.weight
     built.register_buffer("rows", head.data[2:4], persistent=False)
+    built.kept = head.data
     bind.bind(bind.match(built, shard.entry), shard, refuse)
     assert built.again.norm.weight is built.model.norm.weight
     assert torch.equal(built.rows, shard["lm_head.weight"][2:4])
+    assert built.kept.data_ptr() == shard["lm_head.weight"].data_ptr()
     assert built.rows.data_ptr() == shard["lm_head.weight"][2:4].data_ptr()
 
 

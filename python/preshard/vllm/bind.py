@@ -66,7 +66,7 @@ def released() -> Iterator[None]:
         if param.untyped_storage().nbytes() >= _SMALL and not param.is_meta:
             param.untyped_storage().resize_(0)
 
-    nn.Module.register_parameter = wrapped  # type: ignore[method-assign,assignment]
+    nn.Module.register_parameter = wrapped  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -94,6 +94,13 @@ def slots(model: nn.Module) -> list[Slot]:
                     slot.owners.append((module, attribute))
                 if attribute not in module._non_persistent_buffers_set:
                     slot.names.append(f"{prefix}.{attribute}" if prefix else attribute)
+    # Views that a module keeps as plain attributes follow too.
+    for module in model.modules():
+        for tensor in vars(module).values():
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, UninitializedParameter):
+                slot = found.get(_identity(tensor), Slot())
+                if not any(t is tensor for t in slot.tensors):
+                    slot.tensors.append(tensor)
     return [slot for slot in found.values() if slot.names]
 
 
