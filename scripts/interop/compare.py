@@ -33,7 +33,9 @@ def main(directory: str, state: str, part: str = "model") -> int:
                 print(f"{file.name}: {name}: only in the {'file' if name in ours else 'engine'}")
                 problems += 1
             elif ours[name] != theirs[name]:
-                print(f"{file.name}: {name}: {ours[name][:2]} in the file, {theirs[name][:2]} in the engine, or other bytes")
+                print(
+                    f"{file.name}: {name}: {ours[name][:2]} in the file, {theirs[name][:2]} in the engine, or other bytes"
+                )
                 problems += 1
     print(f"{len(files)} files, {count} tensors, {problems} problems")
     return int(problems > 0 or count == 0)

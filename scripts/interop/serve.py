@@ -67,7 +67,9 @@ def main() -> int:
     else:
         chat = [{"role": "user", "content": QUESTION}]
         tokenizer = llm.get_tokenizer()
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
         prompt = {"prompt_token_ids": list(ids)}
     output = llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0]
     print("ANSWER", json.dumps({"text": output.text, "tokens": list(output.token_ids)}), flush=True)
