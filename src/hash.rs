@@ -1,6 +1,6 @@
 //! The BLAKE3 hash of a file from its leaves, hashed in any order.
 //!
-//! A file is cut in leaves of [`LEAF`](crate::manifest::LEAF) bytes, the last one shorter. Since a leaf is
+//! A file is cut in leaves of [`LEAF`] bytes, the last one shorter. Since a leaf is
 //! a power of two, each is a whole subtree of BLAKE3's tree, and the leaves' chaining values fold to the
 //! very hash that `b3sum` prints. The root of the tree is finalised otherwise than its inner nodes: in a
 //! file of one leaf that leaf is the root, and its value is the file's hash.

@@ -20,6 +20,7 @@ def verify(
     progress: Callable[[int, int], object] | None,
 ) -> tuple[int, int]: ...
 def load(request: Mapping[str, Any]) -> Arena: ...
+
 @final
 class Arena:
     @property

@@ -120,7 +120,7 @@ def plan(
         architecture=p["architecture"],
         layout=p["layout"],
         layers=p["layers"],
-        files=tuple(PlannedFile(**f) for f in p["files"]),
+        files=tuple(PlannedFile(**dict(f, tensors=len(f["tensors"]))) for f in p["files"]),
         tensors=tuple(Fate(**t) for t in p["tensors"]),
         notes=tuple(p["notes"]),
     )

@@ -9,7 +9,17 @@ from typing import Any
 
 from . import _native
 
-__all__ = ["Dropped", "Manifest", "Member", "Model", "Policy", "ShardEntry", "SmallFile", "Source", "TensorEntry"]
+__all__ = [
+    "Dropped",
+    "Manifest",
+    "Member",
+    "Model",
+    "Policy",
+    "ShardEntry",
+    "SmallFile",
+    "Source",
+    "TensorEntry",
+]
 
 
 @dataclass(frozen=True)
@@ -144,7 +154,9 @@ class Dropped:
 
 
 def _member(m: dict[str, Any]) -> Member:
-    return Member(m["hf"], tuple(m["from"]), tuple(m["types"]), (m["rows"][0], m["rows"][1]), m.get("row_bytes"))
+    return Member(
+        m["hf"], tuple(m["from"]), tuple(m["types"]), (m["rows"][0], m["rows"][1]), m.get("row_bytes")
+    )
 
 
 def _tensor(t: dict[str, Any]) -> TensorEntry:

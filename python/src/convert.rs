@@ -6,10 +6,9 @@ use preshard::error::Error;
 use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
 use preshard::hf;
-use preshard::mapping::{Part, Tables};
-use preshard::plan::{Fate, Fit, Keep, Layout, Options, Plan, Weights};
+use preshard::mapping::Tables;
+use preshard::plan::{Fit, Keep, Layout, Options, Plan, Weights};
 use pyo3::prelude::*;
-use serde_json::{Value, json};
 use std::path::PathBuf;
 
 /// What decides the output, by the names of the command line's options.
@@ -87,35 +86,9 @@ fn notes(gguf: &Gguf, plan: &Plan) -> Vec<String> {
 pub fn plan(py: Python<'_>, choices: Choices) -> PyResult<String> {
     wait::run(py, None, |_| {
         let (gguf, plan) = choices.plan()?;
-        let tensors: Vec<Value> = plan
-            .fates
-            .iter()
-            .zip(gguf.tensors())
-            .map(|((fate, part), t)| {
-                let (fate, why) = match fate {
-                    Fate::Packed => ("packed", None),
-                    Fate::Float => ("float", None),
-                    Fate::Decoded(why) => ("decoded", Some(why)),
-                    Fate::Dropped(why) => ("dropped", Some(why)),
-                };
-                let part = if *part == Part::Mtp { "mtp" } else { "model" };
-                json!({ "name": t.name, "type": t.ty.name, "bytes": t.bytes, "part": part, "fate": fate, "why": why })
-            })
-            .collect();
-        let files: Vec<Value> = plan
-            .shards
-            .iter()
-            .map(|s| json!({ "file": s.name, "pp": s.pp, "tp": s.tp, "bytes": s.bytes, "tensors": s.tensors.len() }))
-            .collect();
-        Ok(json!({
-            "architecture": plan.architecture,
-            "layout": plan.layout,
-            "layers": plan.model.symbols.trunk,
-            "files": files,
-            "tensors": tensors,
-            "notes": notes(&gguf, &plan),
-        })
-        .to_string())
+        let mut json = plan.to_json(&gguf, None);
+        json["notes"] = notes(&gguf, &plan).into();
+        Ok(json.to_string())
     })
 }
 

@@ -83,7 +83,9 @@ try:
 except ImportError:
     print("fine")
 """
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=llama)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=llama
+    )
     assert out.stdout == "fine\n"
 
 
@@ -165,7 +167,11 @@ def test_errors_travel_between_processes(llama: Path) -> None:
     with pytest.raises(preshard.ShardsError) as error:
         preshard.load(llama, 7)
     copy = pickle.loads(pickle.dumps(error.value))
-    assert (type(copy), str(copy), copy.problems) == (type(error.value), str(error.value), error.value.problems)
+    assert (type(copy), str(copy), copy.problems) == (
+        type(error.value),
+        str(error.value),
+        error.value.problems,
+    )
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -12,7 +12,7 @@ from preshard import ShardsError
 
 torch = pytest.importorskip("torch")
 
-from preshard.vllm import bind, contract  # noqa: E402
+from preshard.vllm import bind, contract
 
 
 def module(parts: dict[str, torch.Tensor]) -> torch.nn.Module:
@@ -63,9 +63,11 @@ def test_shared_parameters_are_bound_once_and_by_any_name(llama: Path) -> None:
     built.add_module("again", built.model)
     head = built.lm_head.weight
     built.register_buffer("rows", head.data[2:4], persistent=False)
+    built.kept = head.data
     bind.bind(bind.match(built, shard.entry), shard, refuse)
     assert built.again.norm.weight is built.model.norm.weight
     assert torch.equal(built.rows, shard["lm_head.weight"][2:4])
+    assert built.kept.data_ptr() == shard["lm_head.weight"].data_ptr()
     assert built.rows.data_ptr() == shard["lm_head.weight"][2:4].data_ptr()
 
 
@@ -75,7 +77,9 @@ def test_an_alias_serves_where_the_engine_has_no_such_name(llama: Path) -> None:
     built = module({new if name == old else name: torch.empty_like(shard[name]) for name in shard})
     with pytest.raises(ShardsError, match="no tensor for 1 parameters of the model: model.final_norm.weight"):
         bind.match(built, shard.entry)
-    tensors = tuple(dataclasses.replace(t, aliases=(new,)) if t.name == old else t for t in shard.entry.tensors)
+    tensors = tuple(
+        dataclasses.replace(t, aliases=(new,)) if t.name == old else t for t in shard.entry.tensors
+    )
     bind.bind(bind.match(built, dataclasses.replace(shard.entry, tensors=tensors)), shard, refuse)
     assert torch.equal(built.model.final_norm.weight, shard[old])
 
@@ -140,6 +144,10 @@ def test_packed_layers_are_told_by_their_whole_names(packed: Path) -> None:
     assert entry is not None and contract.has_packed(preshard.Manifest.read(packed))
     packing = contract.Packing(entry)
     assert packing.is_packed("model.layers.1.self_attn.qkv_proj")
-    assert packing.is_packed("lm_head") and packing.embedding_packed("") and packing.embedding_packed("model.embed_tokens")
+    assert (
+        packing.is_packed("lm_head")
+        and packing.embedding_packed("")
+        and packing.embedding_packed("model.embed_tokens")
+    )
     assert not packing.is_packed("model.norm") and not packing.is_packed("model.layers.1.self_attn.qkv")
     assert not packing.is_packed("layers.1.self_attn.qkv_proj")

@@ -6,7 +6,6 @@ use crate::error::{Result, shown};
 use crate::gguf::Gguf;
 use crate::mapping::Part;
 use crate::plan::{Fate, Plan};
-use serde_json::json;
 use std::collections::BTreeMap;
 
 #[derive(clap::Args)]
@@ -27,18 +26,9 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         talk.note(note);
     }
     match args.json {
-        true => print_json(&as_json(&gguf, &plan, args.gpu_memory)),
+        true => print_json(&plan.to_json(&gguf, args.gpu_memory)),
         false => print(&as_text(&gguf, &plan, args.gpu_memory, talk.verbose)),
     }
-}
-
-/// Bytes each rank holds, its draft included.
-fn rank_bytes(plan: &Plan) -> BTreeMap<(u64, u64), u64> {
-    let mut ranks = BTreeMap::new();
-    for shard in &plan.shards {
-        *ranks.entry((shard.pp, shard.tp)).or_default() += shard.bytes;
-    }
-    ranks
 }
 
 /// What is left of a GPU's memory beside the weights; the engine needs some for its cache.
@@ -83,7 +73,7 @@ fn as_text(gguf: &Gguf, plan: &Plan, memory: Option<u64>, verbose: bool) -> Stri
     }
 
     out += "\nRanks\n";
-    for ((pp, tp), bytes) in rank_bytes(plan) {
+    for ((pp, tp), bytes) in plan.rank_bytes() {
         let rank = pp * o.tp + tp;
         let fit = memory.map(|m| format!("  {}", verdict(bytes, m))).unwrap_or_default();
         out += &format!("  rank {rank}  {:>10}{fit}\n", text::bytes(bytes));
@@ -101,50 +91,4 @@ fn as_text(gguf: &Gguf, plan: &Plan, memory: Option<u64>, verbose: bool) -> Stri
     let total: u64 = plan.shards.iter().map(|s| s.bytes).sum();
     out += &format!("  {} in all\n", text::bytes(total));
     out
-}
-
-fn as_json(gguf: &Gguf, plan: &Plan, memory: Option<u64>) -> serde_json::Value {
-    let tensors: Vec<_> = plan
-        .fates
-        .iter()
-        .zip(gguf.tensors())
-        .map(|((fate, part), t)| {
-            let (fate, why) = match fate {
-                Fate::Packed => ("packed", None),
-                Fate::Float => ("float", None),
-                Fate::Decoded(why) => ("decoded", Some(why)),
-                Fate::Dropped(why) => ("dropped", Some(why)),
-            };
-            let part = if *part == Part::Mtp { "mtp" } else { "model" };
-            json!({ "name": t.name, "type": t.ty.name, "bytes": t.bytes, "part": part, "fate": fate, "why": why })
-        })
-        .collect();
-    let ranks: Vec<_> = rank_bytes(plan)
-        .into_iter()
-        .map(|((pp, tp), bytes)| {
-            json!({ "rank": pp * plan.options.tp + tp, "pp": pp, "tp": tp, "bytes": bytes, "fits": memory.map(|m| bytes <= m) })
-        })
-        .collect();
-    let files: Vec<_> = plan
-        .shards
-        .iter()
-        .map(|s| {
-            let tensors: Vec<_> = s
-                .tensors
-                .iter()
-                .map(|t| json!({ "name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes, "decoded": t.decoded }))
-                .collect();
-            json!({ "file": s.name, "bytes": s.bytes, "tensors": tensors })
-        })
-        .collect();
-    json!({
-        "architecture": plan.architecture,
-        "layout": plan.layout,
-        "layers": plan.model.symbols.trunk,
-        "experts": plan.model.symbols.experts,
-        "stages": plan.stages,
-        "tensors": tensors,
-        "ranks": ranks,
-        "files": files,
-    })
 }

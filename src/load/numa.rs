@@ -1,6 +1,8 @@
 //! Cores near a GPU.
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+#[cfg(feature = "cuda")]
+use rustix::thread::sched_setaffinity;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// The cores this thread may run on; with a NUMA node, those of them that belong to it. All that
 /// are allowed when the node is unknown or none of its cores is allowed.
@@ -19,6 +21,7 @@ pub fn cores(node: Option<usize>) -> Vec<usize> {
 
 /// Keeps this thread on `cores`. Memory it touches first then lies on their node. A refusal is no
 /// error: the load is only slower.
+#[cfg(feature = "cuda")]
 pub fn bind(cores: &[usize]) {
     let mut set = CpuSet::new();
     for &core in cores.iter().filter(|&&c| c < CpuSet::MAX_CPU) {

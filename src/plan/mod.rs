@@ -4,6 +4,7 @@
 //! engine's parameters ([`params`]), those are cut for each rank ([`shard`]).
 
 pub mod params;
+mod report;
 pub mod shard;
 pub mod symbols;
 pub mod tensors;

@@ -21,7 +21,7 @@ impl Symbols {
     pub(super) fn read(arch: &Arch, gguf: &Gguf) -> Result<Symbols> {
         let file = gguf.files()[0].path.display().to_string();
         let mut symbols = Symbols { values: BTreeMap::new(), blocks: 0, trunk: 0, experts: 0 };
-        let mut blocks = symbols.read_one(arch, gguf, "blocks", 1)?.map_or(0, |v| v[0]);
+        let blocks = symbols.read_one(arch, gguf, "blocks", 1)?.map_or(0, |v| v[0]);
         // Every block has at least one tensor: a larger count is a mistake or an attack, and per-layer
         // work must not follow it.
         if blocks == 0 || blocks > gguf.tensors().len() as u64 {
@@ -56,7 +56,6 @@ impl Symbols {
                 ));
             }
         }
-        blocks = blocks.max(1);
         symbols.blocks = blocks;
         symbols.trunk = blocks - mtp;
         symbols.experts = experts;

@@ -70,7 +70,9 @@ class PreshardLoader(BaseModelLoader):
     def _directory(model_config: ModelConfig) -> str:
         path = str(model_config.model_weights or model_config.model)
         if not os.path.isdir(path):
-            raise RequestError(f"{path}: no directory; load format {FORMAT} serves a directory of preshard convert")
+            raise RequestError(
+                f"{path}: no directory; load format {FORMAT} serves a directory of preshard convert"
+            )
         return path
 
     def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
@@ -99,7 +101,9 @@ class PreshardLoader(BaseModelLoader):
         rank, stage = get_tp_group().rank_in_group, get_pp_group().rank_in_group
         entry = manifest.shard(rank, pp=stage, part=self._part)
         if entry is None:
-            raise ShardsError(f"{path}: holds no part {self._part} of stage {stage}, rank {rank}: convert it, or copy it here")
+            raise ShardsError(
+                f"{path}: holds no part {self._part} of stage {stage}, rank {rank}: convert it, or copy it here"
+            )
         _tie(model_config, Packing(entry))
         before = vllm_config.quant_config
         if has_packed(manifest):
@@ -144,7 +148,7 @@ def _asked(vllm_config: VllmConfig, model_config: ModelConfig) -> str | None:
     """The quantisation that was asked for, by option or config.json."""
     if vllm_config.quant_config is not None and not getattr(vllm_config.quant_config, "preshard", False):
         return str(vllm_config.quant_config.get_name())
-    return model_config.quantization
+    return None if model_config.quantization is None else str(model_config.quantization)
 
 
 def _tie(model_config: ModelConfig, packing: Packing) -> None:
@@ -165,7 +169,12 @@ def _tie(model_config: ModelConfig, packing: Packing) -> None:
 def _quantisation(path: str, packing: Packing) -> QuantizationConfig:
     """vllm-gguf-plugin's configuration, that asks the manifest which layers are packed."""
     try:
-        from vllm_gguf_plugin.quantization import GGUFConfig, GGUFEmbeddingMethod, GGUFLinearMethod, GGUFMoEMethod
+        from vllm_gguf_plugin.quantization import (
+            GGUFConfig,
+            GGUFEmbeddingMethod,
+            GGUFLinearMethod,
+            GGUFMoEMethod,
+        )
     except ImportError as e:
         raise ShardsError(f"{path}: {_NEEDS_GGUF} ({e})") from None
     from vllm.model_executor.layers.fused_moe import RoutedExperts
@@ -191,7 +200,11 @@ def _quantisation(path: str, packing: Packing) -> QuantizationConfig:
                 return GGUFEmbeddingMethod(self) if packed else UnquantizedEmbeddingMethod()
             if isinstance(layer, RoutedExperts):
                 packed = packing.experts_packed(prefix)
-                return (GGUFMoEMethod(self, layer.moe_config) if packed else UnquantizedFusedMoEMethod(layer.moe_config))
+                return (
+                    GGUFMoEMethod(self, layer.moe_config)
+                    if packed
+                    else UnquantizedFusedMoEMethod(layer.moe_config)
+                )
             return None
 
     return PreshardGGUFConfig(sorted(packing.plain))
@@ -215,7 +228,9 @@ def _install(slot: bind.Slot, entry: TensorEntry, view: torch.Tensor) -> None:
             if attribute.startswith("w2_"):  # the layer states it as (experts, columns, rows)
                 want = (want[0], want[2], want[1])
             if entry.logical != want:
-                raise ShardsError(f"{entry.name}: {list(entry.logical or ())} elements, the layer has {list(want)}")
+                raise ShardsError(
+                    f"{entry.name}: {list(entry.logical or ())} elements, the layer has {list(want)}"
+                )
             new = GGUFWeightParameter(
                 data=view,
                 weight_loader=old.weight_loader,

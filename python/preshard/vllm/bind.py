@@ -66,11 +66,11 @@ def released() -> Iterator[None]:
         if param.untyped_storage().nbytes() >= _SMALL and not param.is_meta:
             param.untyped_storage().resize_(0)
 
-    nn.Module.register_parameter = wrapped  # type: ignore[method-assign,assignment]
+    nn.Module.register_parameter = wrapped
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_parameter = register
 
 
 def _identity(tensor: torch.Tensor) -> tuple[str, int]:
@@ -94,6 +94,13 @@ def slots(model: nn.Module) -> list[Slot]:
                     slot.owners.append((module, attribute))
                 if attribute not in module._non_persistent_buffers_set:
                     slot.names.append(f"{prefix}.{attribute}" if prefix else attribute)
+    # Views that a module keeps as plain attributes follow too.
+    for module in model.modules():
+        for tensor in vars(module).values():
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, UninitializedParameter):
+                slot = found.get(_identity(tensor), Slot())
+                if not any(t is tensor for t in slot.tensors):
+                    slot.tensors.append(tensor)
     return [slot for slot in found.values() if slot.names]
 
 
@@ -119,10 +126,14 @@ def match(model: nn.Module, entry: ShardEntry) -> list[tuple[Slot, TensorEntry]]
             missing.append(min(slot.names))
             continue
         if len(hits) > 1:
-            wrong.append(f"{entry.file}: {', '.join(sorted(hits))}: one parameter of the model, expected one tensor")
+            wrong.append(
+                f"{entry.file}: {', '.join(sorted(hits))}: one parameter of the model, expected one tensor"
+            )
         for name, tensor in hits.items():
             if name in used:
-                wrong.append(f"{entry.file}: {name}: two parameters of the model, {min(slot.names)} one of them")
+                wrong.append(
+                    f"{entry.file}: {name}: two parameters of the model, {min(slot.names)} one of them"
+                )
             used.add(name)
             pairs.append((slot, tensor))
             want = slot.first
@@ -135,10 +146,14 @@ def match(model: nn.Module, entry: ShardEntry) -> list[tuple[Slot, TensorEntry]]
                 )
     problems = wrong
     if missing:
-        problems.append(f"{entry.file}: no tensor for {len(missing)} parameters of the model: {_listed(missing)}")
+        problems.append(
+            f"{entry.file}: no tensor for {len(missing)} parameters of the model: {_listed(missing)}"
+        )
     extra = [t.name for t in entry.tensors if t.name not in used]
     if extra:
-        problems.append(f"{entry.file}: {len(extra)} tensors that the model has no parameter for: {_listed(extra)}")
+        problems.append(
+            f"{entry.file}: {len(extra)} tensors that the model has no parameter for: {_listed(extra)}"
+        )
     if problems:
         problems.append(
             f"{entry.file}: does not fit the model that the engine built: "
@@ -161,10 +176,14 @@ def bind(pairs: list[tuple[Slot, TensorEntry]], shard: Shard, install: Install) 
         first = slot.first
         start = first.storage_offset()
         if first.device != view.device:
-            raise ShardsError(f"{entry.name}: the model keeps it on {first.device}, the shard is on {view.device}")
+            raise ShardsError(
+                f"{entry.name}: the model keeps it on {first.device}, the shard is on {view.device}"
+            )
         for tensor in slot.tensors:
             if tensor is first or (tensor.shape, tensor.stride()) == (first.shape, first.stride()):
                 tensor.data = view
             else:  # a view into the parameter's memory stays one
                 offset = tensor.storage_offset() - start
-                tensor.data = view.view(-1).as_strided(tensor.shape, tensor.stride(), view.storage_offset() + offset)
+                tensor.data = view.view(-1).as_strided(
+                    tensor.shape, tensor.stride(), view.storage_offset() + offset
+                )

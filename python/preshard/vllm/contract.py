@@ -14,6 +14,7 @@ A version's file gives:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..errors import ShardsError
 from ..manifest import Manifest, ShardEntry, TensorEntry
@@ -64,7 +65,10 @@ def check(directory: str, manifest: Manifest, engine: Engine) -> None:
             on = {True: "on", False: "off"}
             remedy = "start with" if policy.ep else "start without"
             differs(
-                "expert parallelism", on[policy.ep], on[engine.ep], f"{remedy} --enable-expert-parallel, or convert again"
+                "expert parallelism",
+                on[policy.ep],
+                on[engine.ep],
+                f"{remedy} --enable-expert-parallel, or convert again",
             )
         if engine.ep and engine.dp > 1:
             problems.append(
@@ -104,7 +108,7 @@ class Packing:
 
     SUFFIX = ".qweight"
     EMBEDDING = "model.embed_tokens"
-    TIED = {EMBEDDING: "lm_head"}
+    TIED: ClassVar[dict[str, str]] = {EMBEDDING: "lm_head"}
     """A tied model's matrix is in the file once, under the head's name."""
 
     def __init__(self, entry: ShardEntry) -> None:
@@ -143,4 +147,7 @@ class Packing:
 
 def row_ranges(entry: TensorEntry) -> list[tuple[int, int, int]]:
     """First row, end and bytes of a row of each member of a packed tensor."""
-    return [(m.rows[0], m.rows[1], m.row_bytes if m.row_bytes is not None else entry.shape[-1]) for m in entry.members]
+    return [
+        (m.rows[0], m.rows[1], m.row_bytes if m.row_bytes is not None else entry.shape[-1])
+        for m in entry.members
+    ]

@@ -1,0 +1,60 @@
+//! The plan as JSON, for programs.
+
+use super::shard::{ShardPlan, TensorPlan};
+use super::{Fate, Plan};
+use crate::gguf::Gguf;
+use crate::mapping::Part;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+impl Plan {
+    /// Bytes each rank (stage, tensor-parallel rank) holds, its draft included.
+    pub fn rank_bytes(&self) -> BTreeMap<(u64, u64), u64> {
+        let mut ranks = BTreeMap::new();
+        for shard in &self.shards {
+            *ranks.entry((shard.pp, shard.tp)).or_default() += shard.bytes;
+        }
+        ranks
+    }
+
+    /// All of the plan: every GGUF tensor with its fate, every rank, every file with its tensors.
+    /// `gpu_memory`, in bytes, says whether each rank fits.
+    pub fn to_json(&self, gguf: &Gguf, gpu_memory: Option<u64>) -> Value {
+        let ranks = self.rank_bytes().into_iter().map(|((pp, tp), bytes)| {
+            let fits = gpu_memory.map(|memory| bytes <= memory);
+            json!({ "rank": pp * self.options.tp + tp, "pp": pp, "tp": tp, "bytes": bytes, "fits": fits })
+        });
+        json!({
+            "architecture": self.architecture,
+            "layout": self.layout,
+            "layers": self.model.symbols.trunk,
+            "experts": self.model.symbols.experts,
+            "stages": self.stages,
+            "tensors": self.tensors(gguf),
+            "ranks": ranks.collect::<Value>(),
+            "files": self.shards.iter().map(file).collect::<Value>(),
+        })
+    }
+
+    /// Every GGUF tensor with what becomes of it.
+    fn tensors(&self, gguf: &Gguf) -> Value {
+        let named = self.fates.iter().zip(gguf.tensors());
+        let tensors = named.map(|((fate, part), t)| {
+            let (fate, why) = match fate {
+                Fate::Packed => ("packed", None),
+                Fate::Float => ("float", None),
+                Fate::Decoded(why) => ("decoded", Some(why)),
+                Fate::Dropped(why) => ("dropped", Some(why)),
+            };
+            let part = if *part == Part::Mtp { "mtp" } else { "model" };
+            json!({ "name": t.name, "type": t.ty.name, "bytes": t.bytes, "part": part, "fate": fate, "why": why })
+        });
+        tensors.collect()
+    }
+}
+
+fn file(shard: &ShardPlan) -> Value {
+    let tensor = |t: &TensorPlan| json!({ "name": t.name, "dtype": t.dtype, "shape": t.shape, "bytes": t.bytes, "decoded": t.decoded });
+    let tensors: Value = shard.tensors.iter().map(tensor).collect();
+    json!({ "file": shard.name, "pp": shard.pp, "tp": shard.tp, "bytes": shard.bytes, "tensors": tensors })
+}
