@@ -14,7 +14,10 @@
 mod directory;
 #[cfg(feature = "cuda")]
 mod gpu;
+#[cfg(not(fuzzing))]
 mod header;
+#[cfg(fuzzing)]
+pub mod header;
 mod host;
 mod numa;
 mod read;

@@ -100,7 +100,9 @@ impl Member {
     /// Whether the cut falls on block boundaries.
     fn aligned(&self, parts: u64) -> bool {
         match self.cut {
-            Cut::Cols | Cut::HeadCols => self.cols.is_multiple_of(parts) && (self.cols / parts).is_multiple_of(self.ty.block),
+            Cut::Cols | Cut::HeadCols => {
+                self.cols.is_multiple_of(parts) && (self.cols / parts).is_multiple_of(self.ty.block)
+            }
             _ => true,
         }
     }
