@@ -38,7 +38,7 @@ def operators():
     import gguf
     import numpy
     import torch
-    import vllm_gguf_plugin.quantization.fused_moe as fused_moe
+    from vllm_gguf_plugin.quantization import fused_moe
     from vllm_gguf_plugin import ops
 
     def decode(weight, kind):
