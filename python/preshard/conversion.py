@@ -146,6 +146,8 @@ def convert(
     ranks: Sequence[int] | None = None,
     threads: int = 0,
     memory: int = 1 << 30,
+    device: str = "auto",
+    device_memory: int = 1 << 30,
     force: bool = False,
     allow_nonfinite: bool = False,
     progress: Progress | None = None,
@@ -166,6 +168,9 @@ def convert(
     :param mappings: a directory of mapping tables that override the built-in ones.
     :param ranks: only these global ranks (``stage * tp + rank``).
     :param threads: 0 for one per core. ``memory``: bytes of host memory for buffers.
+    :param device: what decodes packed weights: ``"auto"`` takes a GPU for the types that it decodes
+        faster, ``"cpu"``, ``"cuda"``, ``"cuda:N"``. The bytes are the same. ``device_memory``: bytes
+        of the GPU's memory for it.
     :param force: replace an earlier conversion in ``out``.
     :param progress: called with ``(bytes done, bytes in all)`` from this thread.
     :raises Error: one of its subclasses says who must act.
@@ -190,6 +195,8 @@ def convert(
         "ranks": None if ranks is None else list(ranks),
         "threads": threads,
         "memory": memory,
+        "device": device,
+        "device_memory": device_memory,
         "force": force,
         "allow_nonfinite": allow_nonfinite,
     }

@@ -2,6 +2,7 @@
 
 use crate::wait;
 use preshard::convert as run;
+use preshard::device;
 use preshard::error::Error;
 use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
@@ -9,6 +10,7 @@ use preshard::hf;
 use preshard::mapping::Tables;
 use preshard::plan::{Fit, Keep, Layout, Options, Plan, Weights};
 use pyo3::prelude::*;
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 /// What decides the output, by the names of the command line's options.
@@ -99,6 +101,8 @@ pub struct Running {
     ranks: Option<Vec<u64>>,
     threads: usize,
     memory: u64,
+    device: String,
+    device_memory: u64,
     force: bool,
     allow_nonfinite: bool,
 }
@@ -117,22 +121,26 @@ pub fn convert(
         let request = plan.directory(choices.hf_config.clone());
         let class = hf::model(&gguf, &request)?.class;
         let directory = hf::files(&gguf, &request)?;
-        let settings = run::Settings {
-            ranks: running.ranks,
-            threads: running.threads,
-            memory: running.memory,
-            force: running.force,
-            allow_nonfinite: running.allow_nonfinite,
-            decoder: &Decoder::CPU,
-            files: directory.files,
-            class,
-            progress: &|p| watch.report(p),
-            stop: &watch.stop,
-        };
-        let outcome = run::run(&plan, &gguf, &out, &settings)?;
-        let mut notes = notes(&gguf, &plan);
-        notes.extend(directory.notes);
-        Ok((outcome.written, outcome.resumed, notes))
+        let device = device::parse(&running.device).map_err(|e| Error::request("device", e))?;
+        let notes = RefCell::new(notes(&gguf, &plan));
+        notes.borrow_mut().extend(directory.notes);
+        let note = |text: &str| notes.borrow_mut().push(text.to_owned());
+        let outcome = device::with(device, running.device_memory, &plan, &gguf, &note, |decoder| {
+            let settings = run::Settings {
+                ranks: running.ranks,
+                threads: running.threads,
+                memory: running.memory,
+                force: running.force,
+                allow_nonfinite: running.allow_nonfinite,
+                decoder,
+                files: directory.files,
+                class,
+                progress: &|p| watch.report(p),
+                stop: &watch.stop,
+            };
+            run::run(&plan, &gguf, &out, &settings)
+        })?;
+        Ok((outcome.written, outcome.resumed, notes.into_inner()))
     })
 }
 

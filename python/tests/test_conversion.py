@@ -68,6 +68,7 @@ def test_verify(own_llama: Path) -> None:
         ({"weights": "int3"}, "expected keep or bf16 or f16 or f32"),
         ({"layout": "sglang"}, "expected vllm or hf"),
         ({"tp": 2, "layout": "hf"}, "leave out --tp"),
+        ({"device": "tpu"}, "expected auto, cpu, cuda or cuda:N"),
         ({"pp": 99}, "99 stages for 2 layers"),
         ({"tp": 3}, "3"),
     ],

@@ -48,12 +48,18 @@ def test_every_parameter_is_a_view_of_the_shard(llama: Path) -> None:
         assert torch.equal(parameter, shard[name])
 
 
-def test_large_parameters_have_no_memory_until_they_are_bound(llama: Path) -> None:
+def test_large_parameters_have_no_memory_until_they_are_bound() -> None:
     with bind.released():
         built = module({"big": torch.empty(1 << 20, dtype=torch.float32), "small": torch.zeros(4)})
-    big, small = built.big, built.small
-    assert big.untyped_storage().nbytes() == 0 and big.shape == (1 << 20,)
-    assert small.untyped_storage().nbytes() == 16
+        built.add_module("plain", torch.nn.Linear(1024, 1024))  # writes to its parameters as it is built
+    for parameter, size in (
+        (built.big, 0),
+        (built.plain.weight, 0),
+        (built.small, 16),
+        (built.plain.bias, 4096),
+    ):
+        assert parameter.untyped_storage().nbytes() == size
+    assert built.big.shape == (1 << 20,) and built.plain.weight.shape == (1024, 1024)
     assert module({"x": torch.empty(1 << 20)}).x.untyped_storage().nbytes() == 4 << 20
 
 

@@ -1,8 +1,9 @@
 //! `preshard convert`.
 
 use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
-use super::{Talk, device, print, print_json, progress, serve, signals, text};
+use super::{Talk, print, print_json, progress, serve, signals, text};
 use crate::convert::{self, Settings};
+use crate::device;
 use crate::error::Result;
 use crate::hf;
 use serde_json::json;
@@ -56,7 +57,8 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     }
     let bar = progress::bar(talk.quiet);
     let started = Instant::now();
-    let outcome = device::with(args.device, args.device_memory, &plan, &gguf, talk, |decoder| {
+    let note = |text: &str| talk.note(text);
+    let outcome = device::with(args.device, args.device_memory, &plan, &gguf, &note, |decoder| {
         let settings = Settings {
             ranks: args.ranks.as_ref().map(|r| r.0.clone()),
             threads: args.threads,

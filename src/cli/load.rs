@@ -1,8 +1,8 @@
 //! `preshard load`: what an engine would do, timed.
 
-use super::device::{self, Choice};
 use super::options::{Ranks, parse_ranks};
 use super::{Talk, print, print_json, text};
+use crate::device::{self, Choice};
 use crate::error::{Error, Result};
 use crate::load::{Directory, Options, Shard, Stats};
 use serde_json::json;

@@ -4,7 +4,6 @@
 //! refused or failed; 2: wrong usage.
 
 mod convert;
-mod device;
 mod inspect;
 mod load;
 mod options;

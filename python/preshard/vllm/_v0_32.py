@@ -85,6 +85,13 @@ class PreshardLoader(BaseModelLoader):
         own = speculative is not None and speculative.target_model_config is not None
         same = own and str(speculative.target_model_config.model) == str(model_config.model)
         self._part = "mtp" if draft and same else "model"
+        if (
+            vllm_config.offload_config.uva.cpu_offload_gb
+            or vllm_config.offload_config.prefetch.offload_group_size
+        ):
+            raise RequestError(
+                f"{path}: weights cannot be offloaded to the CPU: leave out the offloading options"
+            )
         parallel = vllm_config.parallel_config
         check(
             path,
@@ -186,7 +193,7 @@ def _quantisation(path: str, packing: Packing) -> QuantizationConfig:
         VocabParallelEmbedding,
     )
 
-    class PreshardGGUFConfig(GGUFConfig):  # type: ignore[misc]
+    class PreshardGGUFConfig(GGUFConfig):
         """The plugin's own test looks for parts of names; this one compares whole names."""
 
         preshard = True

@@ -1,7 +1,7 @@
 """Putting a shard's tensors into a model without a copy.
 
-The model is built as its engine builds it, but the memory of its large parameters is given back as
-soon as they are registered (:func:`released`): they keep class, shape, dtype, device and attributes.
+The model is built as its engine builds it, but its large parameters give their memory back
+(:func:`released`): they keep class, shape, dtype, device and attributes.
 Binding then points each of them at its place in the shard, so that all names and modules that share
 a parameter follow.
 """
@@ -56,21 +56,34 @@ class Slot:
 
 @contextmanager
 def released() -> Iterator[None]:
-    """Parameters registered inside give their memory back at once, large ones only."""
+    """The large parameters of modules built inside have no memory when it ends.
+
+    On a GPU each gives its memory back as it is registered, so that they never need it together.
+    Two kinds keep theirs until the end: those in host memory, which costs nothing before it is
+    written to, and those of classes that initialise themselves (``reset_parameters``).
+    """
     register = nn.Module.register_parameter
+    later: list[nn.Parameter] = []
 
     def wrapped(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(module, name, param)
-        if param is None or isinstance(param, UninitializedParameter):
+        if param is None or isinstance(param, UninitializedParameter) or param.is_meta:
             return
-        if param.untyped_storage().nbytes() >= _SMALL and not param.is_meta:
+        if param.untyped_storage().nbytes() < _SMALL:
+            return
+        if param.device.type == "cpu" or hasattr(module, "reset_parameters"):
+            later.append(param)
+        else:
             param.untyped_storage().resize_(0)
 
-    nn.Module.register_parameter = wrapped
+    setattr(nn.Module, "register_parameter", wrapped)  # noqa: B010 (a method is not assignable to mypy)
     try:
         yield
     finally:
-        nn.Module.register_parameter = register
+        setattr(nn.Module, "register_parameter", register)  # noqa: B010
+    for param in later:
+        if param.untyped_storage().resizable():
+            param.untyped_storage().resize_(0)
 
 
 def _identity(tensor: torch.Tensor) -> tuple[str, int]:

@@ -38,8 +38,8 @@ def operators():
     import gguf
     import numpy
     import torch
-    import vllm_gguf_plugin.quantization.fused_moe as fused_moe
     from vllm_gguf_plugin import ops
+    from vllm_gguf_plugin.quantization import fused_moe
 
     def decode(weight, kind):
         blocks = numpy.ascontiguousarray(weight.detach().numpy()).reshape(-1, weight.shape[-1])

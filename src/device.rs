@@ -1,6 +1,5 @@
-//! `--device`: what decodes packed weights.
+//! Where packed weights are decoded: the CPU, or a GPU for the types that it decodes faster.
 
-use super::Talk;
 use crate::error::Result;
 use crate::eval::Decoder;
 use crate::gguf::Gguf;
@@ -31,33 +30,32 @@ pub fn parse(text: &str) -> std::result::Result<Choice, String> {
     }
 }
 
-/// Runs `work` with the decoder chosen.
+/// Runs `work` with the decoder chosen; `note` is told why a GPU that was there is not used.
 #[cfg(not(feature = "cuda"))]
 pub fn with<T>(
     choice: Choice,
     _memory: u64,
     _plan: &Plan,
     _gguf: &Gguf,
-    _talk: Talk,
+    _note: &dyn Fn(&str),
     work: impl FnOnce(&Decoder) -> Result<T>,
 ) -> Result<T> {
     match choice {
         Choice::Auto | Choice::Cpu => work(&Decoder::CPU),
-        Choice::Cuda(_) => Err(crate::Error::device(
-            "--device cuda",
-            "this preshard was built without CUDA; use --device cpu",
-        )),
+        Choice::Cuda(_) => {
+            Err(crate::Error::device("device", "this preshard was built without CUDA; use the CPU"))
+        }
     }
 }
 
-/// Runs `work` with the decoder chosen.
+/// Runs `work` with the decoder chosen; `note` is told why a GPU that was there is not used.
 #[cfg(feature = "cuda")]
 pub fn with<T>(
     choice: Choice,
     memory: u64,
     plan: &Plan,
     gguf: &Gguf,
-    talk: Talk,
+    note: &dyn Fn(&str),
     work: impl FnOnce(&Decoder) -> Result<T>,
 ) -> Result<T> {
     use crate::gpu;
@@ -113,7 +111,7 @@ pub fn with<T>(
                     }
                 }
                 Err(error) => {
-                    talk.note(&format!("{error}; decoding on the CPU"));
+                    note(&format!("{error}; decoding on the CPU"));
                     once(&Decoder::CPU)
                 }
             }
