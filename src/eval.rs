@@ -172,7 +172,8 @@ impl Evaluator<'_> {
             let start = base + stored_row(view, row) * stride;
             let dst = &mut out[(at - range.start) as usize..(at - range.start + to - from) as usize];
             let real = held.clamp(from, to) - from;
-            let src = (start + from) as usize;
+            // A leaf may begin in the padding, past what the row holds and perhaps past the tensor.
+            let src = (start + from.min(held)) as usize;
             dst[..real as usize].copy_from_slice(&data[src..src + real as usize]);
             dst[real as usize..].fill(0);
             let (a, b) = (from.next_multiple_of(bytes).min(held), to.next_multiple_of(bytes).min(held));
