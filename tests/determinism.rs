@@ -14,6 +14,7 @@ use preshard::plan::{Options, Plan, Weights};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use support::models::{GLM, LLAMA, Numbers, blocks, q4_k};
+use support::union::{self, Case};
 use support::{How, convert_how, fixture, snapshot};
 
 const TP2: fn() -> Options = || Options { tp: 2, weights: Weights::Bf16, ..Options::default() };
@@ -168,4 +169,20 @@ fn a_leaf_may_begin_anywhere() {
             assert_eq!(count(&both), count(std::slice::from_ref(&found)), "NaN counted, cut at {at}");
         }
     }
+}
+
+/// Any model and any cut: what the ranks hold together is the whole. Fuzzing goes on from here (fuzz/).
+#[test]
+fn the_ranks_together_hold_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut numbers = Numbers::of("union");
+    let (mut planned, mut cut) = (0, 0);
+    for _ in 0..300 {
+        let case = Case::of(&std::array::from_fn(|_| numbers.next() as u8));
+        if let Some(n) = union::check(&case, &dir.path().join("m.gguf")) {
+            planned += 1;
+            cut += n;
+        }
+    }
+    assert!(planned > 50 && cut > 1000, "{planned} plans, {cut} members cut");
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod models;
+pub mod union;
 
 use preshard::convert::{self, Outcome, Settings};
 use preshard::eval::Decoder;
