@@ -30,90 +30,108 @@ pub fn parse(text: &str) -> std::result::Result<Choice, String> {
     }
 }
 
-/// Runs `work` with the decoder chosen; `note` is told why a GPU that was there is not used.
-#[cfg(not(feature = "cuda"))]
-pub fn with<T>(
-    choice: Choice,
-    _memory: u64,
-    _plan: &Plan,
-    _gguf: &Gguf,
-    _note: &dyn Fn(&str),
-    work: impl FnOnce(&Decoder) -> Result<T>,
-) -> Result<T> {
-    match choice {
-        Choice::Auto | Choice::Cpu => work(&Decoder::CPU),
-        Choice::Cuda(_) => {
-            Err(crate::Error::device("device", "this preshard was built without CUDA; use the CPU"))
-        }
-    }
+/// The decoder chosen for a plan.
+pub enum Chosen {
+    /// The CPU.
+    Cpu,
+    /// A GPU for some types, the CPU for the others.
+    #[cfg(feature = "cuda")]
+    Gpu {
+        /// What decodes on it.
+        batch: Box<crate::gpu::batch::Batch>,
+        /// Ids of the types it decodes.
+        types: Vec<u32>,
+        /// Calls with less output than this stay on the CPU.
+        least: usize,
+    },
 }
 
-/// Runs `work` with the decoder chosen; `note` is told why a GPU that was there is not used.
-#[cfg(feature = "cuda")]
-pub fn with<T>(
-    choice: Choice,
-    memory: u64,
-    plan: &Plan,
-    gguf: &Gguf,
-    note: &dyn Fn(&str),
-    work: impl FnOnce(&Decoder) -> Result<T>,
-) -> Result<T> {
-    use crate::gpu;
-    use crate::quant::Float;
+impl Chosen {
+    /// Chooses the decoder for a plan; a GPU takes at most `memory` bytes of its own. `note` is told why a
+    /// GPU that was there is not used.
+    ///
+    /// # Errors
+    /// When a GPU was asked for and there is none.
+    #[cfg(not(feature = "cuda"))]
+    pub fn new(
+        choice: Choice,
+        _memory: u64,
+        _plan: &Plan,
+        _gguf: &Gguf,
+        _note: &dyn Fn(&str),
+    ) -> Result<Chosen> {
+        match choice {
+            Choice::Auto | Choice::Cpu => Ok(Chosen::Cpu),
+            Choice::Cuda(_) => {
+                Err(crate::Error::device("device", "this preshard was built without CUDA; use the CPU"))
+            }
+        }
+    }
 
-    /// Less than this to decode is done before a GPU is warm.
-    const WORTH_A_LOOK: u64 = 2 << 30;
+    /// Chooses the decoder for a plan; a GPU takes at most `memory` bytes of its own. `note` is told why a
+    /// GPU that was there is not used.
+    ///
+    /// # Errors
+    /// When a GPU was asked for and there is none.
+    #[cfg(feature = "cuda")]
+    pub fn new(choice: Choice, memory: u64, plan: &Plan, gguf: &Gguf, note: &dyn Fn(&str)) -> Result<Chosen> {
+        use crate::gpu;
 
-    let types = decoded_types(plan, gguf);
-    let total: u64 = types.iter().map(|(_, bytes)| bytes).sum();
-    let batch = |ordinal| -> Result<gpu::batch::Batch> {
-        let device = gpu::Device::open(ordinal)?;
-        Ok(gpu::batch::Batch::new(
-            gpu::decode::Decoder::new(&device),
-            usize::try_from(memory).unwrap_or(usize::MAX),
-        ))
-    };
-    // Not on the GPU when it is a choice: a launch costs more than so few bytes of output.
-    const SMALL: usize = 256 << 10;
-    let decode =
-        |batch: &gpu::batch::Batch, on: &[u32], small: usize, work: &dyn Fn(&Decoder) -> Result<T>| {
-            let run = |ty: &crate::quant::GgmlType, blocks: &[u8], to: Float, out: &mut [u8]| match on
-                .contains(&ty.id)
-                && out.len() >= small
-            {
-                true => batch.decode_host(ty, blocks, to, out),
-                false => (Decoder::CPU.run)(ty, blocks, to, out),
-            };
-            work(&Decoder { run: &run, batch: 4 << 20 })
+        /// Less than this to decode is done before a GPU is warm.
+        const WORTH_A_LOOK: u64 = 2 << 30;
+        /// A launch costs more than so few bytes of output.
+        const SMALL: usize = 256 << 10;
+
+        let batch = |ordinal| -> Result<gpu::batch::Batch> {
+            let device = gpu::Device::open(ordinal)?;
+            let memory = usize::try_from(memory).unwrap_or(usize::MAX);
+            Ok(gpu::batch::Batch::new(gpu::decode::Decoder::new(&device), memory))
         };
-    // A closure that may be called once, behind one that may be called again.
-    let work = std::cell::Cell::new(Some(work));
-    let once = |decoder: &Decoder| match work.take() {
-        Some(work) => work(decoder),
-        None => unreachable!("a run has one decoder"),
-    };
-    let every: Vec<u32> = types.iter().map(|(ty, _)| ty.id).collect();
-    match choice {
-        Choice::Cpu => once(&Decoder::CPU),
-        Choice::Cuda(ordinal) => decode(&batch(ordinal)?, &every, 0, &once),
-        Choice::Auto if total < WORTH_A_LOOK || gpu::count().unwrap_or(0) == 0 => once(&Decoder::CPU),
-        Choice::Auto => {
-            let quantised: Vec<_> = types.iter().map(|(ty, _)| *ty).filter(|t| t.is_quantised()).collect();
-            let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-            let measured =
-                batch(0).and_then(|b| Ok((b.benefit(&quantised, Float::Bf16, threads, false)?, b)));
-            match measured {
-                Ok((benefits, batch)) => {
-                    let on: Vec<u32> = benefits.iter().filter(|b| b.gpu_wins()).map(|b| b.ty.id).collect();
-                    match on.is_empty() {
-                        true => once(&Decoder::CPU),
-                        false => decode(&batch, &on, SMALL, &once),
+        let decoded = decoded_types(plan, gguf);
+        let total: u64 = decoded.iter().map(|(_, bytes)| bytes).sum();
+        let types: Vec<_> = decoded.into_iter().map(|(ty, _)| ty).collect();
+        match choice {
+            Choice::Cpu => Ok(Chosen::Cpu),
+            Choice::Cuda(ordinal) => Ok(Chosen::Gpu {
+                batch: batch(ordinal)?,
+                types: types.iter().map(|t| t.id).collect(),
+                least: 0,
+            }),
+            Choice::Auto if total < WORTH_A_LOOK || gpu::count().unwrap_or(0) == 0 => Ok(Chosen::Cpu),
+            Choice::Auto => {
+                let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+                let measured = batch(0)
+                    .and_then(|b| Ok((b.benefit(&types, crate::quant::Float::Bf16, threads, false)?, b)));
+                let (benefits, batch) = match measured {
+                    Ok(measured) => measured,
+                    Err(error) => {
+                        note(&format!("{error}; decoding on the CPU"));
+                        return Ok(Chosen::Cpu);
                     }
+                };
+                let types: Vec<u32> = benefits.iter().filter(|b| b.gpu_wins()).map(|b| b.ty.id).collect();
+                if types.is_empty() {
+                    return Ok(Chosen::Cpu);
                 }
-                Err(error) => {
-                    note(&format!("{error}; decoding on the CPU"));
-                    once(&Decoder::CPU)
-                }
+                Ok(Chosen::Gpu { batch: Box::new(batch), types, least: SMALL })
+            }
+        }
+    }
+
+    /// Runs `work` with the decoder.
+    pub fn run<T>(&self, work: impl FnOnce(&Decoder) -> Result<T>) -> Result<T> {
+        match self {
+            Chosen::Cpu => work(&Decoder::CPU),
+            #[cfg(feature = "cuda")]
+            Chosen::Gpu { batch, types, least } => {
+                let run =
+                    |ty: &crate::quant::GgmlType, blocks: &[u8], to: crate::quant::Float, out: &mut [u8]| {
+                        match types.contains(&ty.id) && out.len() >= *least {
+                            true => batch.decode_host(ty, blocks, to, out),
+                            false => (Decoder::CPU.run)(ty, blocks, to, out),
+                        }
+                    };
+                work(&Decoder { run: &run, batch: 4 << 20 })
             }
         }
     }

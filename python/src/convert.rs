@@ -2,7 +2,7 @@
 
 use crate::wait;
 use preshard::convert as run;
-use preshard::device;
+use preshard::device::{self, Chosen};
 use preshard::error::Error;
 use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
@@ -125,7 +125,8 @@ pub fn convert(
         let notes = RefCell::new(notes(&gguf, &plan));
         notes.borrow_mut().extend(directory.notes);
         let note = |text: &str| notes.borrow_mut().push(text.to_owned());
-        let outcome = device::with(device, running.device_memory, &plan, &gguf, &note, |decoder| {
+        let chosen = Chosen::new(device, running.device_memory, &plan, &gguf, &note)?;
+        let outcome = chosen.run(|decoder| {
             let settings = run::Settings {
                 ranks: running.ranks,
                 threads: running.threads,

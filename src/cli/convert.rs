@@ -3,7 +3,7 @@
 use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
 use super::{Talk, print, print_json, progress, serve, signals, text};
 use crate::convert::{self, Settings};
-use crate::device;
+use crate::device::{self, Chosen};
 use crate::error::Result;
 use crate::hf;
 use serde_json::json;
@@ -55,18 +55,18 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     for note in &directory.notes {
         talk.note(note);
     }
+    let chosen = Chosen::new(args.device, args.device_memory, &plan, &gguf, &|text| talk.note(text))?;
     let bar = progress::bar(talk.quiet);
     let started = Instant::now();
-    let note = |text: &str| talk.note(text);
-    let outcome = device::with(args.device, args.device_memory, &plan, &gguf, &note, |decoder| {
+    let outcome = chosen.run(|decoder| {
         let settings = Settings {
-            ranks: args.ranks.as_ref().map(|r| r.0.clone()),
+            ranks: args.ranks.map(|r| r.0),
             threads: args.threads,
             memory: args.memory,
             force: args.force,
             allow_nonfinite: args.allow_nonfinite,
             decoder,
-            files: directory.files.clone(),
+            files: directory.files,
             class,
             progress: &|p| progress::report(&bar, p),
             stop: signals::stop(),
