@@ -93,7 +93,7 @@ impl Chosen {
         match choice {
             Choice::Cpu => Ok(Chosen::Cpu),
             Choice::Cuda(ordinal) => Ok(Chosen::Gpu {
-                batch: batch(ordinal)?,
+                batch: Box::new(batch(ordinal)?),
                 types: types.iter().map(|t| t.id).collect(),
                 least: 0,
             }),
