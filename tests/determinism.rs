@@ -171,7 +171,8 @@ fn a_leaf_may_begin_anywhere() {
     }
 }
 
-/// Any model and any cut: what the ranks hold together is the whole. Fuzzing goes on from here (fuzz/).
+/// Any model and any cut: what the ranks hold together is the whole. fuzz/targets/plan_eval.rs tries many
+/// more.
 #[test]
 fn the_ranks_together_hold_the_whole() {
     let dir = tempfile::tempdir().unwrap();

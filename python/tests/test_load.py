@@ -6,8 +6,10 @@ import gc
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -172,6 +174,16 @@ def test_errors_travel_between_processes(llama: Path) -> None:
         str(error.value),
         error.value.problems,
     )
+
+
+def test_ctrl_c(llama: Path) -> None:
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(100_000):
+            preshard.load(llama)
+    timer.join()
+    assert len(preshard.load(llama)) > 0
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

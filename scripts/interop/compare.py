@@ -1,6 +1,6 @@
-"""compare.py DIR STATE [PART]: what the workers held (a PROBE_DUMP) against a converted directory's files, all bytes.
+"""compare.py DIR STATE [PART [BUT]]: what the workers held (a PROBE_DUMP) against a converted directory's files, all bytes.
 
-PART: model, or mtp for the draft's files. Exit status 1 on any difference. Reads safetensors by itself.
+PART: model, or mtp for the draft's files. BUT: leave out names with this in them. Exit status 1 on any difference. Reads safetensors by itself.
 """
 
 import json
@@ -16,21 +16,29 @@ def tensors(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
     header.pop("__metadata__", None)
     base = 8 + length
     return {
-        name: (t["dtype"], t["shape"], data[base + t["data_offsets"][0] : base + t["data_offsets"][1]])
+        name: (
+            t["dtype"],
+            t["shape"],
+            data[base + t["data_offsets"][0] : base + t["data_offsets"][1]],
+        )
         for name, t in header.items()
     }
 
 
-def main(directory: str, state: str, part: str = "model") -> int:
+def main(directory: str, state: str, part: str = "model", but: str = "") -> int:
     files = sorted(pathlib.Path(directory).glob(f"{part}-rank-*-part-0.safetensors"))
     count = problems = 0
     for file in files:
         held = pathlib.Path(state, file.name.replace(f"{part}-rank", "model-rank", 1))
         ours, theirs = tensors(file), tensors(held)
         for name in sorted(ours.keys() | theirs.keys()):
+            if but and but in name:
+                continue
             count += 1
             if name not in ours or name not in theirs:
-                print(f"{file.name}: {name}: only in the {'file' if name in ours else 'engine'}")
+                print(
+                    f"{file.name}: {name}: only in the {'file' if name in ours else 'engine'}"
+                )
                 problems += 1
             elif ours[name] != theirs[name]:
                 print(

@@ -41,7 +41,9 @@ def main() -> int:
         options["quantization"] = args.quantization
     if args.mtp:
         draft = {"method": "mtp", "num_speculative_tokens": 1}
-        if args.load_format == "sharded_state":  # the draft's parameters are in files of their own
+        if (
+            args.load_format == "sharded_state"
+        ):  # the draft's parameters are in files of their own
             pattern = "mtp-rank-{rank}-part-{part}.safetensors"
             draft["draft_load_config"] = {
                 "load_format": "sharded_state",
@@ -61,7 +63,9 @@ def main() -> int:
         distributed_executor_backend="mp" if args.tp > 1 else None,
         **options,
     )
-    greedy = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=args.expect is None)
+    greedy = SamplingParams(
+        temperature=0, max_tokens=args.tokens, ignore_eos=args.expect is None
+    )
     if args.expect is None:
         prompt = {"prompt_token_ids": list(range(3, 19))}
     else:
@@ -72,7 +76,11 @@ def main() -> int:
         )
         prompt = {"prompt_token_ids": list(ids)}
     output = llm.generate([prompt], greedy, use_tqdm=False)[0].outputs[0]
-    print("ANSWER", json.dumps({"text": output.text, "tokens": list(output.token_ids)}), flush=True)
+    print(
+        "ANSWER",
+        json.dumps({"text": output.text, "tokens": list(output.token_ids)}),
+        flush=True,
+    )
     return 0 if args.expect in (None, output.text) else 1
 
 

@@ -23,8 +23,14 @@ pub fn commands(dir: &Path, manifest: &Manifest) -> Vec<String> {
         command += " --enable-expert-parallel";
     }
     let mut commands = vec![command.clone()];
-    if !packed && manifest.shards.iter().any(|s| s.part == "mtp") {
-        let draft = r#"{"method":"mtp","num_speculative_tokens":1,"draft_load_config":{"load_format":"sharded_state","model_loader_extra_config":{"pattern":"mtp-rank-{rank}-part-{part}.safetensors"}}}"#;
+    if manifest.shards.iter().any(|s| s.part == "mtp") {
+        // The stock loader has to be told the draft's files; ours knows them from the manifest.
+        let draft = match packed {
+            true => r#"{"method":"mtp","num_speculative_tokens":1}"#,
+            false => {
+                r#"{"method":"mtp","num_speculative_tokens":1,"draft_load_config":{"load_format":"sharded_state","model_loader_extra_config":{"pattern":"mtp-rank-{rank}-part-{part}.safetensors"}}}"#
+            }
+        };
         commands.push(format!("{command} --speculative-config '{draft}'"));
     }
     commands
