@@ -18,5 +18,5 @@ for target in "${targets[@]}"; do
   esac
   printf '\n== %s, %s s\n' "$target" "$seconds"
   cargo +nightly fuzz run --fuzz-dir . "$target" -- "${options[@]}" -max_total_time="$seconds" \
-    -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 -verbosity=0
+    -rss_limit_mb=2048 -timeout=60 -print_final_stats=1 -verbosity=0
 done

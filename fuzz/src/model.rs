@@ -121,10 +121,8 @@ impl Maker<'_, '_> {
 
     /// A type that a row of `cols` elements can have; mostly the quantised ones.
     fn ty(&mut self, cols: u64) -> Result<&'static GgmlType> {
-        let fits: Vec<_> = TYPES
-            .iter()
-            .filter(|t| (t.is_quantised() || t.is_float()) && cols % t.block == 0)
-            .collect();
+        let fits: Vec<_> =
+            TYPES.iter().filter(|t| (t.is_quantised() || t.is_float()) && cols % t.block == 0).collect();
         Ok(self.u.choose(&fits)?)
     }
 
@@ -199,8 +197,7 @@ impl Maker<'_, '_> {
             }
             1 => {
                 let ty = self.ty(hidden)?;
-                let i =
-                    self.tensor(&format!("blk.{l}.ffn_gate_up_exps.weight"), ty, &[hidden, 2 * ffn, n]);
+                let i = self.tensor(&format!("blk.{l}.ffn_gate_up_exps.weight"), ty, &[hidden, 2 * ffn, n]);
                 for e in 0..n {
                     let e_text = e.to_string();
                     self.hf(gate.replace("{E}", &e_text), ffn, hidden, false, From::Rows(i, e, 0));
@@ -418,7 +415,10 @@ pub fn with_tokenizer(u: &mut Unstructured) -> Result<Model> {
     let n = tokens.len();
     for (key, value) in [
         ("tokenizer.ggml.model", Kv::from(if byte_level { "gpt2" } else { "llama" })),
-        ("tokenizer.ggml.pre", Kv::from(*u.choose(&["llama-bpe", "gpt-2", "default", "glm4", "deepseek-v3"])?)),
+        (
+            "tokenizer.ggml.pre",
+            Kv::from(*u.choose(&["llama-bpe", "gpt-2", "default", "glm4", "deepseek-v3"])?),
+        ),
         ("tokenizer.ggml.tokens", Kv::from(tokens)),
         ("tokenizer.ggml.token_type", Kv::from(vec![1i32; n])),
         ("tokenizer.ggml.scores", Kv::from(vec![-1f32; n])),

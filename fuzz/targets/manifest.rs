@@ -17,7 +17,8 @@ fuzz_target!(|data: &[u8]| {
         Ok(manifest) => manifest,
         Err(error) => return check_message(&error),
     };
-    let again = Manifest::from_slice(&manifest.to_bytes(), Path::new(FILE_NAME)).expect("reads its own bytes");
+    let again =
+        Manifest::from_slice(&manifest.to_bytes(), Path::new(FILE_NAME)).expect("reads its own bytes");
     assert_eq!(again, manifest);
 
     let dir = scratch().join("converted");
@@ -28,7 +29,11 @@ fuzz_target!(|data: &[u8]| {
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join(FILE_NAME), data).unwrap();
     // Files of the sizes it claims, when they are small, so that what lies behind is reached.
-    let sizes = manifest.shards.iter().map(|s| (&s.file, s.bytes)).chain(manifest.files.iter().map(|f| (&f.file, f.bytes)));
+    let sizes = manifest
+        .shards
+        .iter()
+        .map(|s| (&s.file, s.bytes))
+        .chain(manifest.files.iter().map(|f| (&f.file, f.bytes)));
     let mut made = Vec::new();
     for (file, bytes) in sizes.take(4).filter(|(f, b)| *b < 1 << 20 && f.len() < 100 && *f != FILE_NAME) {
         std::fs::write(dir.join(file), vec![0; bytes as usize]).unwrap();

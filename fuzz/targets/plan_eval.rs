@@ -100,7 +100,8 @@ impl Check<'_> {
                 assert_eq!(view.data(), 1f32.to_le_bytes());
             } else if let Some(of) = t.name.strip_suffix("qweight_type") {
                 let weight = format!("{of}qweight");
-                let weight = shard.tensors.iter().find(|t| t.name == weight).expect("qweight beside its type");
+                let weight =
+                    shard.tensors.iter().find(|t| t.name == weight).expect("qweight beside its type");
                 let stacked = weight.shape.len() == 3;
                 let types: Vec<u8> = weight
                     .members
@@ -156,7 +157,10 @@ impl Check<'_> {
                         let ty = self.model.ty(&name);
                         let held = n / ty.block as usize * ty.bytes as usize;
                         assert_eq!(m.row_bytes, Some(held as u64), "{name}");
-                        assert!(stored[held..].iter().all(|b| *b == 0), "{name}: row {row} is not padded with zeros");
+                        assert!(
+                            stored[held..].iter().all(|b| *b == 0),
+                            "{name}: row {row} is not padded with zeros"
+                        );
                         let mut decoded = vec![0; n * 4];
                         ty.decode(&stored[..held], Float::F32, &mut decoded);
                         assert!(decoded == expected, "{name}: row {source} differs in {}", shard.name);
@@ -193,7 +197,9 @@ impl Check<'_> {
                 let (heads, first) = if kv >= tp { (kv / tp, kv / tp * rank) } else { (1, rank / (tp / kv)) };
                 (first * head..(first + heads) * head, whole.1)
             }
-            "q_proj" | "q_b_proj" | "kv_b_proj" | "gate_proj" | "up_proj" | "w1" | "w3" => (share(hf.rows), whole.1),
+            "q_proj" | "q_b_proj" | "kv_b_proj" | "gate_proj" | "up_proj" | "w1" | "w3" => {
+                (share(hf.rows), whole.1)
+            }
             "o_proj" if parts.last() == Some(&"bias") => whole,
             "o_proj" | "down_proj" | "w2" => (whole.0, share(hf.cols)),
             _ => whole,
