@@ -93,6 +93,11 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     let fresh = !out.join(crate::store::PARTIAL).exists();
     let small = small_files(plan, settings);
     let work = Work { plan: &plan.hash, key: &key(plan, gguf), shards: &names };
+    if !settings.force
+        && let Some(manifest) = Output::whole(out, &work)?
+    {
+        return Ok(Outcome { manifest, written: 0, resumed: total });
+    }
     let (output, journal, records) = Output::open(out, &work, settings.force)?;
     let done: u64 = shards
         .iter()

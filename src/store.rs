@@ -103,6 +103,25 @@ impl Output {
         Ok((output, journal, records))
     }
 
+    /// The manifest of a conversion that is whole already: the run that made it died before it had tidied
+    /// up, which is done now. `None` in every other case.
+    pub fn whole(dir: &Path, work: &Work) -> Result<Option<Manifest>> {
+        let partial = dir.join(PARTIAL);
+        if !partial.exists() || !dir.join(FILE_NAME).exists() {
+            return Ok(None);
+        }
+        let manifest = Manifest::read(dir)?;
+        let listed = |(name, bytes): &(String, u64)| {
+            manifest.shards.iter().any(|s| s.file == *name && s.bytes == *bytes)
+        };
+        if manifest.plan != hash::to_hex(work.plan) || !work.shards.iter().all(listed) {
+            return Ok(None);
+        }
+        let _lock = lock(&partial)?;
+        std::fs::remove_dir_all(&partial).map_err(|e| Error::io(&partial, "delete", e))?;
+        Ok(Some(manifest))
+    }
+
     /// Where a file is now: in place already, when a run died while renaming.
     fn place(&self, name: &str) -> PathBuf {
         let (done, partial) = (self.dir.join(name), self.partial.join(name));

@@ -189,6 +189,23 @@ fn a_run_that_died_while_renaming_is_finished() {
 }
 
 #[test]
+fn a_run_that_died_while_tidying_up_was_successful() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = model(dir.path());
+    let expected = whole(&source, dir.path());
+    let out = dir.path().join("out");
+    run(&source, &out, options(), u64::MAX).unwrap();
+    // The manifest is in place, the working directory still there.
+    std::fs::create_dir(out.join(".partial")).unwrap();
+    std::fs::write(out.join(".partial/journal"), "what the run had left").unwrap();
+    let outcome = run(&source, &out, options(), u64::MAX).unwrap();
+    assert_eq!(outcome.written, 0);
+    assert!(snapshot(&out) == expected, "nothing but the conversion is left");
+    let again = run(&source, &out, options(), u64::MAX).map(drop).unwrap_err().to_string();
+    assert!(again.contains("already holds this conversion"), "{again}");
+}
+
+#[test]
 fn a_shard_that_was_deleted_meanwhile_is_written_again() {
     let dir = tempfile::tempdir().unwrap();
     let source = model(dir.path());
