@@ -174,6 +174,9 @@ pub struct ParamRule {
     pub unless_tied: bool,
     /// For each multi-token-prediction block, into the draft's file.
     pub part: Option<Part>,
+    /// Parameters of a layer with the same word here stay packed together or not at all: the engine computes
+    /// them in one kernel.
+    pub pair: Option<String>,
     /// Other names of the same storage in the engine.
     #[serde(default)]
     pub aliases: Vec<String>,

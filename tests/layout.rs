@@ -342,3 +342,23 @@ fn the_manifest_says_what_every_tensor_is() {
     assert!(down.decoded.as_deref().unwrap().contains("inside a block"), "{down:?}");
     assert_eq!((down.dtype.as_str(), down.shape.as_slice()), ("BF16", &[256, 128][..]));
 }
+
+#[test]
+fn experts_stay_packed_together_or_not_at_all() {
+    // A cut for two ranks falls inside the blocks of this model's down projections, not of gate and up.
+    let source = fixture("glm5/tiny-glm5-UD-Q4_K_XL-00001-of-00003.gguf");
+    let dir = tempfile::tempdir().unwrap();
+    for (misaligned, tp, suffix) in [(Fit::Dequantise, 2, "weight"), (Fit::Refuse, 1, "qweight")] {
+        let out = dir.path().join(tp.to_string());
+        support::convert(&source, Options { tp, misaligned, ..Options::default() }, &out).unwrap();
+        let manifest = preshard::manifest::Manifest::read(&out).unwrap();
+        let names: Vec<_> =
+            manifest.shards.iter().flat_map(|s| &s.tensors).map(|t| t.name.as_str()).collect();
+        let experts: Vec<_> = names.iter().filter(|n| n.contains("routed_experts.w")).collect();
+        let kinds = [format!("w13_{suffix}"), format!("w2_{suffix}")];
+        assert!(!experts.is_empty());
+        for name in experts.iter().filter(|n| !n.ends_with("_type")) {
+            assert!(kinds.iter().any(|k| name.ends_with(&format!(".{k}"))), "{name} at TP {tp}");
+        }
+    }
+}

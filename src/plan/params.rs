@@ -32,6 +32,8 @@ pub struct Param {
     pub form: Form,
     /// Why packed sources are decoded, when they are.
     pub decoded: Option<String>,
+    /// Parameters of a layer with the same word here stay packed together or not at all.
+    pub pair: Option<String>,
     /// Other names of the same storage in the engine.
     pub aliases: Vec<String>,
 }
@@ -64,6 +66,10 @@ pub enum Form {
     /// Decoded, or cast from another float type.
     Float(Float),
 }
+
+/// The dtype of a parameter decoded beside packed ones: they stay packed under `--weights keep` alone, whose
+/// float dtype this is.
+const PACKED_BESIDE: Float = Float::Bf16;
 
 /// What one rank holds of a member.
 pub struct Slice {
@@ -148,6 +154,7 @@ pub fn resolve(
     }
     b.cuts();
     b.refusals();
+    b.pairs();
     Error::all(b.problems)?;
     Ok(b.params)
 }
@@ -271,6 +278,7 @@ impl Builder<'_> {
             stacked,
             form: Form::Packed,
             decoded: None,
+            pair: rule.pair.clone(),
             aliases: rule.aliases.iter().map(|a| at(a)).collect(),
         };
         match self.form(rule, &param) {
@@ -449,9 +457,8 @@ impl Builder<'_> {
             ));
         }
         if self.options.misaligned == Fit::Dequantise {
-            let float = if self.options.weights == Weights::F16 { Float::F16 } else { Float::Bf16 };
             for &i in &self.misaligned {
-                self.params[i].form = Form::Float(float);
+                self.params[i].form = Form::Float(PACKED_BESIDE);
                 self.params[i].decoded =
                     Some("the cut falls inside a block (--misaligned dequantise)".into());
             }
@@ -474,6 +481,23 @@ impl Builder<'_> {
                         m.cols
                     ),
                 ));
+            }
+        }
+    }
+
+    /// Decodes packed parameters whose pair is not packed.
+    fn pairs(&mut self) {
+        let mut floats: BTreeMap<(String, Option<u64>), String> = BTreeMap::new();
+        for p in self.params.iter().filter(|p| p.form != Form::Packed) {
+            if let Some(pair) = &p.pair {
+                floats.insert((pair.clone(), p.layer), p.to.clone());
+            }
+        }
+        for p in self.params.iter_mut().filter(|p| p.form == Form::Packed) {
+            if let Some(other) = p.pair.clone().and_then(|pair| floats.get(&(pair, p.layer))) {
+                p.form = Form::Float(PACKED_BESIDE);
+                p.decoded =
+                    Some(format!("the engine computes it together with {other}, which is not packed"));
             }
         }
     }
