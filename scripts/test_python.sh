@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$PWD/target/python-venv
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/pip" install -q "maturin>=1.9.4,<2" pytest numpy mypy ruff
+"$venv/bin/pip" install -q "maturin>=1.9.4,<2" pytest numpy "mypy==2.4.*" "ruff==0.17.*"
 if [ "${1:-}" = --torch ]; then "$venv/bin/pip" install -q torch safetensors; fi
 cd python
 cargo fmt --check

@@ -36,9 +36,7 @@ def main(directory: str, state: str, part: str = "model", but: str = "") -> int:
                 continue
             count += 1
             if name not in ours or name not in theirs:
-                print(
-                    f"{file.name}: {name}: only in the {'file' if name in ours else 'engine'}"
-                )
+                print(f"{file.name}: {name}: only in the {'file' if name in ours else 'engine'}")
                 problems += 1
             elif ours[name] != theirs[name]:
                 print(

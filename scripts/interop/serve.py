@@ -41,9 +41,7 @@ def main() -> int:
         options["quantization"] = args.quantization
     if args.mtp:
         draft = {"method": "mtp", "num_speculative_tokens": 1}
-        if (
-            args.load_format == "sharded_state"
-        ):  # the draft's parameters are in files of their own
+        if args.load_format == "sharded_state":  # the draft's parameters are in files of their own
             pattern = "mtp-rank-{rank}-part-{part}.safetensors"
             draft["draft_load_config"] = {
                 "load_format": "sharded_state",
@@ -63,9 +61,7 @@ def main() -> int:
         distributed_executor_backend="mp" if args.tp > 1 else None,
         **options,
     )
-    greedy = SamplingParams(
-        temperature=0, max_tokens=args.tokens, ignore_eos=args.expect is None
-    )
+    greedy = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=args.expect is None)
     if args.expect is None:
         prompt = {"prompt_token_ids": list(range(3, 19))}
     else:

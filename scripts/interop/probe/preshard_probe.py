@@ -26,11 +26,7 @@ def dump(directory):
     process = base_loader.process_weights_after_loading
 
     def wrapped(model, model_config, target_device):
-        where = (
-            os.path.join(directory, "mtp")
-            if "MTP" in type(model).__name__
-            else directory
-        )
+        where = os.path.join(directory, "mtp") if "MTP" in type(model).__name__ else directory
         os.makedirs(where, exist_ok=True)
         ShardedStateLoader.save_model(model, where)
         process(model, model_config, target_device)
@@ -46,12 +42,8 @@ def operators():
     from vllm_gguf_plugin.quantization import fused_moe
 
     def decode(weight, kind):
-        blocks = numpy.ascontiguousarray(weight.detach().numpy()).reshape(
-            -1, weight.shape[-1]
-        )
-        return torch.from_numpy(
-            gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(int(kind))).copy()
-        )
+        blocks = numpy.ascontiguousarray(weight.detach().numpy()).reshape(-1, weight.shape[-1])
+        return torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(int(kind))).copy())
 
     def dequantize(weight, kind, rows, columns, dtype=None):
         return decode(weight, kind).reshape(rows, columns).to(dtype or torch.float16)
