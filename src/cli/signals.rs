@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
@@ -32,10 +32,4 @@ pub fn install() {
     };
     // SAFETY: the handler calls write(2) and _exit(2) alone, both async-signal-safe.
     let _ = unsafe { signal_hook::low_level::register(SIGBUS, lost) };
-}
-
-/// Whether a stop was asked for.
-#[allow(dead_code)]
-pub fn stopping() -> bool {
-    stop().load(Ordering::Relaxed)
 }
