@@ -165,3 +165,46 @@ fn a_reader_that_went_away_is_no_error() {
     }
     assert!(out.join("preshard.json").exists(), "the conversion itself is done");
 }
+
+#[test]
+fn a_new_architecture_is_two_tables_and_no_rust() {
+    let dir = tempfile::tempdir().unwrap();
+    // llama under a name of the same length that no table compiled in knows.
+    let bytes = std::fs::read(fixture("dense/tiny-llama-Q4_K_M.gguf")).unwrap();
+    let mut renamed = bytes.clone();
+    for at in 0..bytes.len() - 6 {
+        if &bytes[at..at + 6] == b"llama." {
+            renamed[at..at + 5].copy_from_slice(b"novel");
+        }
+    }
+    let key = b"general.architecture";
+    let value = bytes.windows(key.len()).position(|w| w == key).unwrap() + key.len() + 12;
+    assert_eq!(&bytes[value..value + 5], b"llama");
+    renamed[value..value + 5].copy_from_slice(b"novel");
+    let model = dir.path().join("novel.gguf");
+    std::fs::write(&model, renamed).unwrap();
+    for folder in ["arch", "config"] {
+        let table =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("mappings").join(folder).join("llama.toml");
+        let text = std::fs::read_to_string(table).unwrap().replace("llama.", "novel.");
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+        let text = text.replace("architecture = \"llama\"", "architecture = \"novel\"");
+        std::fs::write(dir.path().join(folder).join("novel.toml"), text).unwrap();
+    }
+    let convert = |out: &str, source: &std::path::Path, mappings: bool| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_preshard"));
+        command.arg("convert").arg(source).arg("-o").arg(dir.path().join(out));
+        if mappings {
+            command.arg("--mappings").arg(dir.path());
+        }
+        command.output().unwrap()
+    };
+    assert_eq!(convert("refused", &model, false).status.code(), Some(1));
+    let output = convert("novel", &model, true);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(convert("llama", &fixture("dense/tiny-llama-Q4_K_M.gguf"), false).status.success());
+    for file in ["model-rank-0-part-0.safetensors", "config.json", "tokenizer.json"] {
+        let read = |out: &str| std::fs::read(dir.path().join(out).join(file)).unwrap();
+        assert!(read("novel") == read("llama"), "{file}");
+    }
+}

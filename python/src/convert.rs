@@ -118,7 +118,7 @@ pub fn convert(
 ) -> PyResult<(u64, u64, Vec<String>)> {
     wait::run(py, progress.as_ref(), |watch| {
         let (gguf, plan) = choices.plan()?;
-        let request = plan.directory(choices.hf_config.clone());
+        let request = plan.directory(choices.hf_config.clone(), choices.mappings.clone());
         let class = hf::model(&gguf, &request)?.class;
         let directory = hf::files(&gguf, &request)?;
         let device = device::parse(&running.device).map_err(|e| Error::request("device", e))?;

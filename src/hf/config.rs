@@ -6,18 +6,9 @@ use super::vocab::Vocab;
 use super::{Model, Request};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::mapping::Tables;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-
-/// The files of mappings/config; a new architecture is a file and a line here.
-const ARCHITECTURES: &[(&str, &str)] = &[
-    ("deepseek2", include_str!("../../mappings/config/deepseek2.toml")),
-    ("glm-dsa", include_str!("../../mappings/config/glm-dsa.toml")),
-    ("llama", include_str!("../../mappings/config/llama.toml")),
-    ("qwen2", include_str!("../../mappings/config/qwen2.toml")),
-    ("qwen3", include_str!("../../mappings/config/qwen3.toml")),
-    ("qwen3moe", include_str!("../../mappings/config/qwen3moe.toml")),
-];
 
 /// One file of mappings/config.
 #[derive(Debug, Deserialize)]
@@ -59,20 +50,9 @@ struct Choice {
 
 impl Architecture {
     /// The rules for the architecture of `gguf`.
-    pub(super) fn of(gguf: &Gguf) -> Result<Architecture> {
+    pub(super) fn of(gguf: &Gguf, tables: &Tables) -> Result<Architecture> {
         let name = gguf.metadata().text("general.architecture")?.unwrap_or("");
-        let Some((_, text)) = ARCHITECTURES.iter().find(|(known, _)| *known == name) else {
-            let known: Vec<_> = ARCHITECTURES.iter().map(|(known, _)| *known).collect();
-            return Err(Error::source(
-                "general.architecture",
-                format!(
-                    "{:?}: no rules for its config.json; known are {}",
-                    crate::error::shown(name),
-                    known.join(", ")
-                ),
-            ));
-        };
-        Self::parse(name, text)
+        Self::parse(name, &tables.text("config", name)?)
     }
 
     fn parse(name: &str, text: &str) -> Result<Architecture> {
@@ -232,7 +212,7 @@ mod tests {
 
     #[test]
     fn every_rules_file_parses() {
-        for (name, text) in ARCHITECTURES {
+        for (name, text) in crate::mapping::built_in("config") {
             let rules = Architecture::parse(name, text).unwrap();
             assert!(
                 rules.model.last().is_some_and(|m| m.when.is_none()),

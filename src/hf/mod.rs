@@ -18,6 +18,7 @@ mod vocab;
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::mapping::Tables;
 use config::Architecture;
 use given::Given;
 use serde_json::{Map, Value};
@@ -41,12 +42,18 @@ pub struct Request {
     pub vocab_rows: u64,
     /// A directory whose files win over made ones.
     pub hf_config: Option<PathBuf>,
+    /// A directory of mapping tables that override the built-in ones.
+    pub mappings: Option<PathBuf>,
     /// `quantization_config` of config.json; `None` leaves the key out, which is right for vLLM with
     /// packed weights, where the plugin passes its own.
     pub quantization: Option<Value>,
 }
 
 impl Request {
+    fn tables(&self) -> Tables<'_> {
+        Tables { dir: self.mappings.as_deref() }
+    }
+
     /// Everything kept, bfloat16, no given directory; the rest from the tensors of `gguf`.
     pub fn of(gguf: &Gguf) -> Result<Request> {
         let rows = gguf.tensors().iter().find(|t| t.name == "token_embd.weight").and_then(|t| t.ne.get(1));
@@ -63,6 +70,7 @@ impl Request {
             tied: !gguf.tensors().iter().any(|t| t.name == "output.weight"),
             vocab_rows,
             hf_config: None,
+            mappings: None,
             quantization: None,
         })
     }
@@ -91,7 +99,7 @@ pub struct Files {
 /// # Errors
 /// When the architecture has no rules, or a given config.json is unreadable or of another model.
 pub fn model(gguf: &Gguf, request: &Request) -> Result<Model> {
-    let rules = Architecture::of(gguf)?;
+    let rules = Architecture::of(gguf, &request.tables())?;
     match &request.hf_config {
         None => rules.model(gguf, request),
         Some(dir) => model_of(gguf, &rules, &Given::read(dir)?, request),
@@ -111,7 +119,7 @@ fn model_of(gguf: &Gguf, rules: &Architecture, given: &Given, request: &Request)
 pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
     let mut notes = Vec::new();
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
-    let rules = Architecture::of(gguf)?;
+    let rules = Architecture::of(gguf, &request.tables())?;
     let given = request.hf_config.as_deref().map(Given::read).transpose()?;
     let has_tokenizer = given.as_ref().is_some_and(Given::has_tokenizer);
 

@@ -259,8 +259,8 @@ impl Plan {
     }
 
     /// What the small files of the directory (config.json, the tokenizer) are made from; the files of
-    /// `hf_config` win.
-    pub fn directory(&self, hf_config: Option<PathBuf>) -> hf::Request {
+    /// `hf_config` win. `mappings`: as in [`Tables`].
+    pub fn directory(&self, hf_config: Option<PathBuf>, mappings: Option<PathBuf>) -> hf::Request {
         hf::Request {
             indexer: self.options.indexer == Keep::Keep,
             mtp: self.options.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
@@ -273,6 +273,7 @@ impl Plan {
             tied: self.tied,
             vocab_rows: self.vocab[0],
             hf_config,
+            mappings,
             quantization: None,
         }
     }
