@@ -98,27 +98,55 @@ fn main() {
     }
 }
 
-/// Shards to as many GPUs at once, against the first alone, alternating.
+/// Shards to as many GPUs at once, against the first alone and against the links' own limits,
+/// alternating.
 fn several(args: &Args) {
     let directory = Directory::open(&args.dir).unwrap();
     let devices: Vec<Device> = (0..args.gpus).map(|i| Device::open(i).unwrap()).collect();
     let shards: Vec<Shard> = (0..args.gpus as u64).map(|r| directory.shard(r).unwrap()).collect();
     let loads: Vec<(&Shard, &Device)> = shards.iter().zip(&devices).collect();
-    let total = |loads: &[(&Shard, &Device)]| {
-        let started = std::time::Instant::now();
-        let loaded = load_all(loads, &Options::default()).unwrap();
-        let bytes: u64 = loaded.iter().map(|l| l.stats().bytes).sum();
-        bytes as f64 / started.elapsed().as_secs_f64() / 1e9
+    let limit = |devices: &[Device]| -> f64 {
+        std::thread::scope(|scope| {
+            let rates: Vec<_> =
+                devices.iter().map(|d| scope.spawn(|| d.pinned_copy_rate().unwrap())).collect();
+            rates.into_iter().map(|r| r.join().unwrap() / 1e9).sum()
+        })
     };
-    // Fills the page cache and locks the rings.
-    total(&loads);
-    let (mut one, mut all) = (Vec::new(), Vec::new());
-    for _ in 0..args.runs {
-        one.push(total(&loads[..1]));
-        all.push(total(&loads));
+    let total = |loads: &[(&Shard, &Device)], options: &Options| {
+        let started = Instant::now();
+        let loaded = load_all(loads, options).unwrap();
+        let seconds = started.elapsed().as_secs_f64();
+        loaded.iter().map(|l| l.stats().bytes).sum::<u64>() as f64 / seconds / 1e9
+    };
+    let mut threads = vec![None];
+    if args.sweep {
+        threads.extend([6, 8, 10, 12, 14, 16].map(Some));
     }
-    let (one, all) = (median(&mut one), median(&mut all));
-    println!("{} GPUs at once: {all:.1} GB/s, one alone {one:.1} ({:.2} times)", args.gpus, all / one);
+    for threads in threads {
+        let options = Options { threads, ..Options::default() };
+        // Fills the page cache and locks the rings.
+        total(&loads, &Options { method: Method::Buffered, ..options.clone() });
+        let mut rates = [const { Vec::new() }; 4];
+        for _ in 0..args.runs {
+            rates[0].push(limit(&devices[..1]));
+            rates[1].push(total(&loads[..1], &options));
+            rates[2].push(limit(&devices));
+            rates[3].push(total(&loads, &options));
+        }
+        let [limit_one, one, limit_all, all] = rates.map(|mut r| median(&mut r));
+        println!(
+            "{} GPUs at once, {} threads each: {all:.1} GB/s of {limit_all:.1}, one alone {one:.1} of {limit_one:.1}: {:.2} times",
+            args.gpus,
+            threads.map_or("default".to_owned(), |n| n.to_string()),
+            all / one
+        );
+    }
+    for threads in [8, 16, 32] {
+        println!(
+            "page cache to memory, {threads} threads, no GPU: {:.1} GB/s",
+            reads(&shards[0], threads, false)
+        );
+    }
 }
 
 fn warm(args: &Args, device: &Device, shard: &Shard) {
@@ -135,8 +163,8 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
     ];
     if args.sweep {
         configurations.clear();
-        for threads in [4, 8, 12, 16] {
-            for chunk in [1 << 20, 2 << 20, 4 << 20, 8 << 20] {
+        for threads in [8, 12, 16] {
+            for chunk in [2 << 20, 4 << 20, 8 << 20, 16 << 20] {
                 let name = format!("{threads} threads, {} MiB", chunk >> 20);
                 configurations.push((name, Options { threads: Some(threads), chunk, ..default.clone() }));
             }
@@ -148,9 +176,10 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
     let mut limits = Vec::new();
     let mut rates = vec![Vec::new(); configurations.len()];
     let mut last = Vec::new();
-    for _ in 0..args.runs {
-        last.clear();
-        for ((_, options), rates) in configurations.iter().zip(&mut rates) {
+    for ((_, options), rates) in configurations.iter().zip(&mut rates) {
+        // Another ring than the last configuration's is locked anew.
+        drop(shard.load(device, options).unwrap());
+        for _ in 0..args.runs {
             // Before each of them, so that none is alone in following a rest.
             limits.push(device.pinned_copy_rate().unwrap() / 1e9);
             let loaded = shard.load(device, options).unwrap();
@@ -173,7 +202,8 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
         limits[0],
         limits[limits.len() - 1]
     );
-    for (((name, _), mut rates), stats) in configurations.into_iter().zip(rates).zip(last) {
+    for (((name, _), mut rates), stats) in configurations.into_iter().zip(rates).zip(last.chunks(args.runs)) {
+        let stats = &stats[args.runs - 1];
         let rate = median(&mut rates);
         println!(
             "{name:28} {rate:6.2} GB/s, {:.3} of the limit  ({:.2}..{:.2}; first byte {:.1} ms, last {:.1}, all {:.1})",

@@ -325,7 +325,34 @@ class Bench:
                     refused("a read-only file system", self.run(self.small, mount / "other"), mount / "other")
                 finally:
                     subprocess.run(["umount", mount], check=True)
+            self.quota(mount, refused)
         print(f"limits: {tried} tried")
+
+    # A real quota: the file system has room, this directory may not use it.
+    def quota(self, mount, refused):
+        if shutil.which("mkfs.btrfs") is None:
+            print("  no mkfs.btrfs (btrfs-progs): the quota left out")
+            return
+        image = self.root / "quota.img"
+        with image.open("wb") as f:
+            f.truncate(600 << 20)
+        subprocess.run(["mkfs.btrfs", "-q", image], check=True, capture_output=True)
+        subprocess.run(["mount", "-o", "loop", image, mount], check=True)
+        try:
+            limited = mount / "limited"
+            for command in [("subvolume", "create", limited), ("quota", "enable", mount)]:
+                subprocess.run(["btrfs", *command], check=True, capture_output=True)
+            for megabytes in [1, 20, 45]:
+                shutil.rmtree(limited / "out", ignore_errors=True)
+                os.sync()
+                subprocess.run(["btrfs", "qgroup", "limit", f"{megabytes}M", limited], check=True)
+                out = limited / "out"
+                refused(f"a quota of {megabytes} MiB", self.run(self.small, out), out)
+                subprocess.run(["btrfs", "qgroup", "limit", "none", limited], check=True)
+                self.finish(self.small, out, self.small_reference, f"after a quota of {megabytes} MiB")
+        finally:
+            subprocess.run(["umount", mount], check=True)
+            image.unlink()
 
     # Ctrl-C and termination: exit 1, how to go on, and the same command goes on.
     def signals(self):

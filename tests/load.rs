@@ -73,7 +73,7 @@ fn rewrite_header(dir: &TempDir, manifest: &Manifest, edit: impl Fn(String) -> S
 }
 
 #[test]
-fn every_byte_arrives_by_every_method() {
+fn lod_04_every_byte_arrives_by_every_method() {
     let (dir, manifest) = converted(2, &tensors());
     let shards = Directory::open(dir.path()).unwrap().all().unwrap();
     for (rank, shard) in shards.iter().enumerate() {
@@ -106,7 +106,7 @@ fn safetensors_reads_the_same() {
 }
 
 #[test]
-fn a_flipped_bit_is_found_and_named() {
+fn lod_05_a_flipped_bit_is_found_and_named() {
     let (dir, manifest) = converted(1, &tensors());
     let odd = manifest.shards[0].tensors.iter().find(|t| t.name == "odd").unwrap();
     let out = OpenOptions::new().write(true).read(true).open(file(&dir, 0)).unwrap();
@@ -120,7 +120,7 @@ fn a_flipped_bit_is_found_and_named() {
 }
 
 #[test]
-fn swapped_ranks_are_found() {
+fn lod_05_swapped_ranks_are_found() {
     let (dir, _) = converted(2, &tensors());
     let aside = dir.path().join("aside");
     fs::rename(file(&dir, 0), &aside).unwrap();
@@ -131,7 +131,7 @@ fn swapped_ranks_are_found() {
 }
 
 #[test]
-fn wrong_sizes_are_refused() {
+fn lod_05_wrong_sizes_are_refused() {
     let (dir, manifest) = converted(1, &small());
     let bytes = manifest.shards[0].bytes;
     for size in [0, 7, bytes - 1, bytes + 1] {
@@ -154,7 +154,7 @@ fn a_directory_without_its_manifest_is_incomplete() {
 }
 
 #[test]
-fn names_never_leave_the_directory() {
+fn sec_08_names_never_leave_the_directory() {
     let (dir, manifest) = converted(1, &small());
     fs::copy(file(&dir, 0), dir.path().parent().unwrap().join("preshard-outside.safetensors")).unwrap();
     for name in
@@ -169,7 +169,7 @@ fn names_never_leave_the_directory() {
 }
 
 #[test]
-fn links_inside_are_followed_and_links_outside_are_not() {
+fn sec_08_links_inside_are_followed_and_links_outside_are_not() {
     let (dir, _) = converted(1, &small());
     let outside = TempDir::new().unwrap();
     let inner = dir.path().join("blob");
@@ -184,7 +184,7 @@ fn links_inside_are_followed_and_links_outside_are_not() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused() {
+fn lod_05_what_is_no_regular_file_is_refused() {
     let (dir, _) = converted(1, &small());
     fs::remove_file(file(&dir, 0)).unwrap();
     refused(dir.path(), 0, &["model-rank-0-part-0.safetensors", "missing"]);
@@ -197,7 +197,7 @@ fn what_is_no_regular_file_is_refused() {
 }
 
 #[test]
-fn stale_parts_are_refused() {
+fn lod_05_stale_parts_are_refused() {
     let (dir, _) = converted(1, &small());
     for name in ["model-rank-0-part-1.safetensors", "model-rank-1-part-0.safetensors", "model.safetensors"] {
         fs::write(dir.path().join(name), "").unwrap();
@@ -228,7 +228,7 @@ fn an_engine_of_another_shape_is_refused() {
 }
 
 #[test]
-fn headers_that_disagree_with_the_manifest_are_refused() {
+fn sec_09_headers_that_disagree_with_the_manifest_are_refused() {
     let (dir, manifest) = converted(1, &small());
     let original = fs::read(file(&dir, 0)).unwrap();
     let edits: [(&str, &str, &str); 7] = [
@@ -254,7 +254,7 @@ fn headers_that_disagree_with_the_manifest_are_refused() {
 }
 
 #[test]
-fn header_lengths_are_checked_before_they_are_believed() {
+fn sec_09_header_lengths_are_checked_before_they_are_believed() {
     let (dir, manifest) = converted(1, &small());
     let bytes = manifest.shards[0].bytes;
     let out = OpenOptions::new().write(true).open(file(&dir, 0)).unwrap();
@@ -296,7 +296,7 @@ fn a_manifest_that_contradicts_itself_is_refused() {
 }
 
 #[test]
-fn a_file_that_changes_after_it_was_opened_is_refused() {
+fn lod_05_a_file_that_changes_after_it_was_opened_is_refused() {
     let unverified = Options { verify: false, ..options() };
     // Written to, with the same size and even the same bytes.
     let (dir, _) = converted(1, &small());
@@ -338,7 +338,7 @@ fn options_are_checked() {
 /// On the GPU: the same bytes, the same refusals. Without one this says so and passes.
 #[cfg(feature = "cuda")]
 #[test]
-fn the_gpu_gets_every_byte_and_finds_a_flipped_bit() {
+fn lod_04_the_gpu_gets_every_byte_and_finds_a_flipped_bit() {
     let device = match preshard::gpu::Device::open(0) {
         Ok(device) => device,
         Err(e) => return eprintln!("skipped: {e}"),
@@ -363,6 +363,37 @@ fn the_gpu_gets_every_byte_and_finds_a_flipped_bit() {
     out.write_all_at(&[data[row] ^ 1], row as u64).unwrap();
     let text = Shard::open(dir.path(), 0).unwrap().load(&device, &options()).err().unwrap().to_string();
     assert!(text.contains("1 of 3 leaves damaged") && text.contains("row"), "{text}");
+}
+
+/// A file larger than the ring, so that readers wait for slots: whole, cut short, and given up.
+#[cfg(feature = "cuda")]
+#[test]
+fn lod_05_the_gpu_gets_no_part_of_a_file() {
+    let device = match preshard::gpu::Device::open(0) {
+        Ok(device) => device,
+        Err(e) => return eprintln!("skipped: {e}"),
+    };
+    let (dir, _) = converted(1, &[("big".into(), "U8", vec![200 << 20]), ("odd".into(), "U8", vec![17])]);
+    for (threads, chunk) in [(1, 16 << 20), (7, 4 << 20), (64, 64 << 10)] {
+        let options = Options { threads: Some(threads), chunk, ..Options::default() };
+        let shard = Shard::open(dir.path(), 0).unwrap();
+        let loaded = shard.load(&device, &options).unwrap();
+        loaded.compare_with(&shard).unwrap();
+        let stats = loaded.stats();
+        assert!(stats.pinned < 64 << 20 && stats.last_byte <= stats.seconds, "{stats:?}");
+        let stopped = Options { stop: Some(std::sync::Arc::new(true.into())), ..options };
+        assert!(matches!(shard.load(&device, &stopped), Err(preshard::Error::Interrupted(_))));
+    }
+    for left in [150 << 20, 4096] {
+        let shard = Shard::open(dir.path(), 0).unwrap();
+        let whole = shard.entry().bytes;
+        let out = OpenOptions::new().write(true).open(file(&dir, 0)).unwrap();
+        out.set_len(left).unwrap();
+        let text = shard.load(&device, &Options::default()).err().unwrap().to_string();
+        assert!(text.contains(&format!("ends at byte {left} while it is loaded")), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        out.set_len(whole).unwrap();
+    }
 }
 
 /// The kernel against the blake3 crate at every boundary of the tree, one less and one more.

@@ -22,7 +22,7 @@ from .errors import (
     ShardsError,
     SourceError,
 )
-from .manifest import Manifest, Member, ShardEntry, TensorEntry
+from .manifest import Manifest, Member, ShardEntry, Shards, TensorEntry
 from .shard import LoadStats, Shard, load
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "RequestError",
     "Shard",
     "ShardEntry",
+    "Shards",
     "ShardsError",
     "SourceError",
     "TensorEntry",

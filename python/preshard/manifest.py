@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from . import _native
 
@@ -16,6 +17,7 @@ __all__ = [
     "Model",
     "Policy",
     "ShardEntry",
+    "Shards",
     "SmallFile",
     "Source",
     "TensorEntry",
@@ -192,9 +194,53 @@ def _shard(s: dict[str, Any]) -> ShardEntry:
     )
 
 
+class Shards(Sequence[ShardEntry]):
+    """A manifest's shards, in the order of the file. An entry is made when it is first asked for."""
+
+    def __init__(self, native: _native.Manifest, keys: list[tuple[str, str, int, int]]) -> None:
+        self._native = native
+        self._keys = keys
+        self._made: dict[int, ShardEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardEntry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ShardEntry, ...]: ...
+    def __getitem__(self, index: int | slice) -> ShardEntry | tuple[ShardEntry, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        i = range(len(self))[index]
+        if i not in self._made:
+            self._made[i] = _shard(json.loads(self._native.shard(i)))
+        return self._made[i]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shards) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._keys))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} shards>"
+
+    def named(self, file: str) -> ShardEntry:
+        """The entry of that file."""
+        return self[next(i for i, key in enumerate(self._keys) if key[0] == file)]
+
+    def find(self, part: str, pp: int, tp: int) -> ShardEntry | None:
+        """The entry of that part, stage and rank, when there is one."""
+        for i, key in enumerate(self._keys):
+            if key[1:] == (part, pp, tp):
+                return self[i]
+        return None
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The whole manifest. :meth:`read` checks it; the fields are those of the file."""
+    """The whole manifest. :meth:`read` checks it; the fields are those of the file, and ``packed``."""
 
     tool: str
     """The tool that wrote it and its version."""
@@ -203,9 +249,11 @@ class Manifest:
     sources: tuple[Source, ...]
     model: Model
     policy: Policy
-    shards: tuple[ShardEntry, ...]
+    shards: Shards
     files: tuple[SmallFile, ...]
     dropped: tuple[Dropped, ...]
+    packed: bool
+    """Whether any tensor holds ggml blocks."""
 
     @classmethod
     def read(cls, dir: str | os.PathLike[str]) -> Manifest:
@@ -216,8 +264,8 @@ class Manifest:
         return cls._of(_native.read_manifest(os.fspath(dir)))
 
     @classmethod
-    def _of(cls, text: str) -> Manifest:
-        m = json.loads(text)
+    def _of(cls, native: _native.Manifest) -> Manifest:
+        m = json.loads(native.head())
         policy = dict(m["policy"], stages=tuple(m["policy"]["stages"]))
         model = dict(m["model"])
         model["class_name"] = model.pop("class")
@@ -227,14 +275,12 @@ class Manifest:
             sources=tuple(Source(**s) for s in m["sources"]),
             model=Model(**model),
             policy=Policy(**policy),
-            shards=tuple(_shard(s) for s in m["shards"]),
+            shards=Shards(native, [(file, part, pp, tp) for file, part, pp, tp in m["shards"]]),
             files=tuple(SmallFile(**f) for f in m["files"]),
             dropped=tuple(Dropped(**d) for d in m["dropped"]),
+            packed=m["packed"],
         )
 
     def shard(self, rank: int, *, pp: int = 0, part: str = "model") -> ShardEntry | None:
         """The entry of that rank's file, when the directory holds it."""
-        for s in self.shards:
-            if (s.tp, s.pp, s.part) == (rank, pp, part):
-                return s
-        return None
+        return self.shards.find(part, pp, rank)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _native
@@ -57,8 +58,6 @@ class Shard(Mapping[str, "torch.Tensor"]):
 
     manifest: Manifest
     """The directory's manifest."""
-    entry: ShardEntry
-    """This file's entry in it."""
     stats: LoadStats
     """What the load did."""
 
@@ -66,9 +65,8 @@ class Shard(Mapping[str, "torch.Tensor"]):
         self._arena = arena
         self._lent = lent
         self.manifest = Manifest._of(arena.manifest)
-        self.entry = next(s for s in self.manifest.shards if s.file == arena.file)
         self.stats = LoadStats(**json.loads(arena.stats))
-        self._entries = {t.name: t for t in self.entry.tensors}
+        self._names = dict.fromkeys(arena.names())
         self._tensors: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -83,13 +81,22 @@ class Shard(Mapping[str, "torch.Tensor"]):
 
     def __iter__(self) -> Iterator[str]:
         """Names in file order."""
-        return iter(self._entries)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._names
+
+    @cached_property
+    def entry(self) -> ShardEntry:
+        """This file's entry in the manifest."""
+        return self.manifest.shards.named(self._arena.file)
+
+    @cached_property
+    def _entries(self) -> dict[str, TensorEntry]:
+        return {t.name: t for t in self.entry.tensors}
 
     def info(self, name: str) -> TensorEntry:
         """Its manifest entry: dtype, shapes, ggml types, members, aliases."""
@@ -112,7 +119,7 @@ class Shard(Mapping[str, "torch.Tensor"]):
         return self._arena.address
 
     def __repr__(self) -> str:
-        return f"<preshard.Shard {self.entry.file}: {len(self)} tensors, {self.entry.bytes} bytes on {self.device}>"
+        return f"<preshard.Shard {self._arena.file}: {len(self)} tensors, {self.stats.bytes} bytes on {self.device}>"
 
 
 def load(
@@ -137,7 +144,7 @@ def load(
 
     :param part: ``"mtp"`` for the multi-token-prediction draft's file.
     :param threads: reader threads; chosen by the cores at hand when ``None``.
-    :param chunk: bytes of one read, a power of two from 64 KiB to 16 MiB.
+    :param chunk: bytes of one copy, a power of two from 64 KiB to 16 MiB.
     :param method: ``"auto"``, ``"buffered"`` (through the page cache) or ``"direct"`` (past it).
     :param memory: contiguous GPU memory to load into (a torch tensor on ``device`` of at least the
         file's bytes) in place of a fresh allocation; nothing else may use it meanwhile.

@@ -121,6 +121,7 @@ pub fn convert(
         let request = plan.directory(choices.hf_config.clone(), choices.mappings.clone());
         let class = hf::model(&gguf, &request)?.class;
         let directory = hf::files(&gguf, &request)?;
+        hf::check_shapes(&gguf, &request, &directory)?;
         let device = device::parse(&running.device).map_err(|e| Error::request("device", e))?;
         let notes = RefCell::new(notes(&gguf, &plan));
         notes.borrow_mut().extend(directory.notes);

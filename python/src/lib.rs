@@ -6,18 +6,10 @@ mod convert;
 mod dlpack;
 mod error;
 mod load;
+mod manifest;
 mod wait;
 
-use preshard::manifest::Manifest;
 use pyo3::prelude::*;
-use std::path::PathBuf;
-
-/// The manifest of `dir`, checked, as JSON.
-#[pyfunction]
-fn read_manifest(py: Python<'_>, dir: PathBuf) -> PyResult<String> {
-    let manifest = py.detach(|| Manifest::read(&dir)).map_err(|e| error::raise(py, e))?;
-    Ok(String::from_utf8_lossy(&manifest.to_bytes()).into_owned())
-}
 
 /// ggml's types: name to number.
 #[pyfunction]
@@ -28,12 +20,13 @@ fn ggml_types() -> Vec<(&'static str, u32)> {
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_function(wrap_pyfunction!(read_manifest, module)?)?;
+    module.add_function(wrap_pyfunction!(manifest::read_manifest, module)?)?;
     module.add_function(wrap_pyfunction!(ggml_types, module)?)?;
     module.add_function(wrap_pyfunction!(convert::plan, module)?)?;
     module.add_function(wrap_pyfunction!(convert::convert, module)?)?;
     module.add_function(wrap_pyfunction!(convert::verify, module)?)?;
     module.add_function(wrap_pyfunction!(load::load, module)?)?;
+    module.add_class::<manifest::Manifest>()?;
     module.add_class::<load::Arena>()?;
     module.add_class::<load::Tensor>()
 }

@@ -1,6 +1,7 @@
 //! One rank's file in one piece of memory, its tensors as views.
 
 use crate::dlpack::{self, Device};
+use crate::manifest::Manifest;
 use crate::wait;
 use preshard::error::Error;
 use preshard::load::{Directory, LoadedHost, Method, Options};
@@ -35,8 +36,7 @@ pub struct Arena {
     place: Device,
     entry: manifest::Shard,
     by_name: HashMap<String, usize>,
-    #[pyo3(get)]
-    manifest: String,
+    manifest: Arc<manifest::Manifest>,
     #[pyo3(get)]
     stats: String,
 }
@@ -129,7 +129,7 @@ pub fn load(py: Python<'_>, request: Request) -> PyResult<Arena> {
             place,
             by_name: entry.tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect(),
             entry,
-            manifest: String::from_utf8_lossy(&directory.manifest().to_bytes()).into_owned(),
+            manifest: directory.manifest().clone(),
             stats: serde_json::to_string(&stats).unwrap_or_default(),
         })
     })
@@ -178,6 +178,17 @@ impl Arena {
         let Some(&index) = self.by_name.get(name) else { return Err(PyKeyError::new_err(name.to_owned())) };
         let entry = self.entry.tensors[index].clone();
         Ok(Tensor { owner: self.owner.clone(), address: self.base + entry.offset, place: self.place, entry })
+    }
+
+    /// The directory's manifest.
+    #[getter]
+    fn manifest(&self) -> Manifest {
+        Manifest(self.manifest.clone())
+    }
+
+    /// The tensors' names, in file order.
+    fn names(&self) -> Vec<&str> {
+        self.entry.tensors.iter().map(|t| t.name.as_str()).collect()
     }
 
     /// The file's name in the directory.

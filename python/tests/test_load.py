@@ -186,16 +186,49 @@ def test_ctrl_c(llama: Path) -> None:
     assert len(preshard.load(llama)) > 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@gpu
 @pytest.mark.parametrize("lend", [False, True])
-def test_gpu(llama: Path, lend: bool) -> None:
-    entry = preshard.Manifest.read(llama).shard(0)
+def test_gpu(packed: Path, lend: bool) -> None:
+    entry = preshard.Manifest.read(packed).shard(0)
     assert entry is not None
     memory = torch.empty(entry.bytes, dtype=torch.uint8, device="cuda:0") if lend else None
-    shard = preshard.load(llama, 0, "cuda:0", memory=memory)
-    reference = safetensors_torch.load_file(llama / FILE.format(0))
+    shard = preshard.load(packed, 0, "cuda:0", memory=memory)
+    reference = safetensors_torch.load_file(packed / FILE.format(0), device="cuda:0")
+    assert set(shard) == set(reference)
     for name in shard:
         assert shard[name].device == torch.device("cuda:0")
-        assert torch.equal(shard[name].cpu(), reference[name]), name
+        assert (shard[name].dtype, shard[name].shape) == (reference[name].dtype, reference[name].shape)
+        assert shard[name].data_ptr() == shard.address + shard.info(name).offset
+        assert torch.equal(shard[name], reference[name]), name
+    assert shard.device == "cuda:0" and repr(shard).endswith("on cuda:0>")
+    with pytest.raises(BufferError, match="in GPU memory"):
+        memoryview(shard.raw("model.norm.weight"))
     if memory is not None:
         assert shard.address == memory.data_ptr()
+    # A view outlives the shard.
+    norm = shard["model.norm.weight"]
+    del shard, memory
+    gc.collect()
+    torch.empty(64 << 20, dtype=torch.uint8, device="cuda:0").fill_(255)
+    assert torch.equal(norm, reference["model.norm.weight"])
+
+
+@gpu
+def test_gpu_refusals(own_llama: Path) -> None:
+    entry = preshard.Manifest.read(own_llama).shard(0)
+    assert entry is not None
+    short = torch.empty(entry.bytes - 1, dtype=torch.uint8, device="cuda:0")
+    with pytest.raises(preshard.RequestError, match=f"expected at least {entry.bytes}"):
+        preshard.load(own_llama, 0, "cuda:0", memory=short)
+    with pytest.raises(preshard.DeviceError, match="^cuda:99: "):
+        preshard.load(own_llama, 0, "cuda:99")
+    file = own_llama / FILE.format(0)
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(preshard.ShardsError, match="leaves damaged"):
+        preshard.load(own_llama, 0, "cuda:0")
+    assert preshard.load(own_llama, 1, "cuda:0").stats.verified

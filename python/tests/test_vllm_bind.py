@@ -63,7 +63,41 @@ def test_large_parameters_have_no_memory_until_they_are_bound() -> None:
     assert module({"x": torch.empty(1 << 20)}).x.untyped_storage().nbytes() == 4 << 20
 
 
-def test_shared_parameters_are_bound_once_and_by_any_name(llama: Path) -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_on_a_gpu_never_needs_its_memory_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the plugin does: built without its memory, loaded into memory of torch's allocator, bound."""
+    from conftest import LLAMA
+
+    preshard.convert(LLAMA, tmp_path / "tp1", weights="f32")
+    reference = preshard.load(tmp_path / "tp1")
+    monkeypatch.setattr(bind, "_SMALL", 1 << 14)  # the model is small
+    large = sum(t.bytes for t in reference.entry.tensors if t.bytes >= 1 << 14)
+    assert large > reference.entry.bytes // 2
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with bind.released(), torch.device("cuda:0"):
+        built = module(
+            {n: torch.empty(reference[n].shape, dtype=reference[n].dtype) for n in reversed(list(reference))}
+        )
+    small = torch.cuda.memory_allocated() - before
+    assert small < reference.entry.bytes - large + len(reference) * 512
+    pairs = bind.match(built, reference.entry)
+    memory = torch.empty(reference.entry.bytes, dtype=torch.uint8, device="cuda:0")
+    shard = preshard.load(tmp_path / "tp1", 0, "cuda:0", memory=memory)
+    bind.bind(pairs, shard, refuse)
+    del memory, shard
+    assert torch.cuda.max_memory_allocated() - before < reference.entry.bytes + small + (4 << 20)
+    assert torch.cuda.memory_allocated() - before < reference.entry.bytes + (4 << 20)
+    for name, parameter in built.named_parameters():
+        assert parameter.device == torch.device("cuda:0")
+        assert torch.equal(parameter.cpu(), reference[name]), name
+    assert torch.isfinite(torch.nn.functional.linear(built.model.norm.weight, built.lm_head.weight)).all()
+
+
+def test_lod_03_shared_parameters_are_bound_once_and_by_any_name(llama: Path) -> None:
     shard = preshard.load(llama)
     built = model(shard)
     built.add_module("again", built.model)
@@ -95,10 +129,13 @@ def test_an_alias_serves_where_the_engine_has_no_such_name(llama: Path) -> None:
     [
         (lambda t: None, "1 tensors that the model has no parameter for: model.norm.weight"),
         (lambda t: t[:-1], r"model.norm.weight: BF16 \[256\], the model has BF16 \[255\]"),
+        (lambda t: t.repeat(2)[:257], r"model.norm.weight: BF16 \[256\], the model has BF16 \[257\]"),
+        (lambda t: t.view(1, 256), r"model.norm.weight: BF16 \[256\], the model has BF16 \[1, 256\]"),
+        (lambda t: t.view(torch.float16), r"model.norm.weight: BF16 \[256\], the model has F16 \[256\]"),
         (lambda t: t.float(), r"model.norm.weight: BF16 \[256\], the model has F32 \[256\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(llama: Path, change, text: str) -> None:
+def test_lod_02_what_does_not_fit_is_refused(llama: Path, change, text: str) -> None:
     shard = preshard.load(llama)
     parts = {name: torch.empty_like(shard[name]) for name in shard}
     changed = change(parts.pop("model.norm.weight"))
@@ -147,7 +184,7 @@ def test_an_ordinary_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_packed_layers_are_told_by_their_whole_names(packed: Path) -> None:
     entry = preshard.Manifest.read(packed).shard(0)
-    assert entry is not None and contract.has_packed(preshard.Manifest.read(packed))
+    assert entry is not None and preshard.Manifest.read(packed).packed
     packing = contract.Packing(entry)
     assert packing.is_packed("model.layers.1.self_attn.qkv_proj")
     assert (

@@ -160,6 +160,22 @@ unsafe impl Send for PinnedBuffer {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for PinnedBuffer {}
 
+impl PinnedBuffer {
+    /// A part of it for one of several threads that write to it at once.
+    ///
+    /// # Safety
+    /// Until the part is let go, nobody else may read or write these bytes.
+    ///
+    /// # Panics
+    /// When the part ends past the buffer.
+    #[allow(clippy::mut_from_ref)] // disjoint, as the caller vouches
+    pub unsafe fn part(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len));
+        // SAFETY: initialised bytes of this buffer, the caller's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(offset), len) }
+    }
+}
+
 impl std::ops::Deref for PinnedBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {

@@ -1,6 +1,6 @@
 //! config.json and generation_config.json, by the rules of mappings/config/ARCHITECTURE.toml.
 
-use super::expr::{self, Outcome};
+use super::expr::{self, Names, Outcome};
 use super::facts::Facts;
 use super::vocab::Vocab;
 use super::{Model, Request};
@@ -9,6 +9,7 @@ use crate::gguf::Gguf;
 use crate::mapping::Tables;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
 /// One file of mappings/config.
 #[derive(Debug, Deserialize)]
@@ -18,6 +19,10 @@ pub(super) struct Architecture {
     architecture: String,
     /// Keys of config.json that the shapes of the weights depend on.
     pub(super) structure: Vec<String>,
+    /// The shapes that config.json implies, dimensions in ggml's order, by tensor name without its
+    /// `blk.N.`: an expression over keys of config.json for each; one with an absent key says nothing.
+    #[serde(default)]
+    shapes: BTreeMap<String, Vec<String>>,
     /// Other classes of the same weights, for a given config.json.
     #[serde(default)]
     kin: Vec<String>,
@@ -114,6 +119,47 @@ impl Architecture {
         Ok((config, problems))
     }
 
+    /// Refuses a config.json that contradicts the tensors: an engine would build another model. The
+    /// first tensor of each kind is named.
+    pub(super) fn check_shapes(&self, gguf: &Gguf, config: &Map<String, Value>) -> Result<()> {
+        let mut problems = Vec::new();
+        for (kind, sizes) in &self.shapes {
+            let sizes: Vec<Option<f64>> = sizes
+                .iter()
+                .map(|text| match expr::evaluate(text, &Written(config))? {
+                    Outcome::Is(value) => Ok(value.as_f64()),
+                    Outcome::Absent | Outcome::Omit => Ok(None),
+                })
+                .collect::<Result<_>>()?;
+            let wrong = |ne: &[u64]| {
+                ne.len() != sizes.len()
+                    || ne.iter().zip(&sizes).any(|(n, size)| size.is_some_and(|size| size != *n as f64))
+            };
+            let of_kind = |name: &str| {
+                name == kind
+                    || name
+                        .strip_prefix("blk.")
+                        .and_then(|rest| rest.split_once('.'))
+                        .is_some_and(|(_, rest)| rest == kind)
+            };
+            if let Some(t) = gguf.tensors().iter().find(|t| of_kind(&t.name) && wrong(&t.ne)) {
+                let shown: Vec<String> =
+                    sizes.iter().map(|s| s.map_or("any".into(), |s| s.to_string())).collect();
+                problems.push(Error::source(
+                    &t.name,
+                    format!(
+                        "shape {:?}, but config.json implies [{}] ({}): the metadata is wrong, or --hf-config is of \
+                         another model",
+                        t.ne,
+                        shown.join(", "),
+                        self.shapes[kind].join(", ")
+                    ),
+                ));
+            }
+        }
+        Error::all(problems)
+    }
+
     /// generation_config.json: where a reply ends, and the sampling that the GGUF recommends.
     pub(super) fn generation(
         &self,
@@ -146,6 +192,19 @@ impl Architecture {
             generation.insert("do_sample".into(), true.into());
         }
         Ok(generation)
+    }
+}
+
+/// A finished config.json, by its keys.
+struct Written<'a>(&'a Map<String, Value>);
+
+impl Names for Written<'_> {
+    fn value(&self, name: &str) -> Result<Option<Value>> {
+        Ok(self.0.get(name).filter(|v| !v.is_null()).cloned())
+    }
+
+    fn has_tensor(&self, _: &str) -> bool {
+        false
     }
 }
 

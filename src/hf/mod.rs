@@ -191,6 +191,13 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
     Ok(Files { files, notes })
 }
 
+/// Refuses a config.json among `files` that contradicts the tensors of `gguf`.
+pub fn check_shapes(gguf: &Gguf, request: &Request, files: &Files) -> Result<()> {
+    let config = files.files.iter().find(|(name, _)| name == "config.json");
+    let config = config.and_then(|(_, text)| serde_json::from_slice(text).ok()).unwrap_or_default();
+    Architecture::of(gguf, &request.tables())?.check_shapes(gguf, &config)
+}
+
 /// tokenizer.json and tokenizer_config.json from the GGUF.
 fn made_tokenizer(
     gguf: &Gguf,

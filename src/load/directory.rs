@@ -79,7 +79,7 @@ impl Directory {
     }
 
     /// The manifest.
-    pub fn manifest(&self) -> &Manifest {
+    pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
     }
 

@@ -1,30 +1,33 @@
 //! The pipeline from a shard file to a GPU.
 //!
-//! Reader threads claim chunks in file order. A reader fills a page-locked slot, queues its copy,
-//! and goes on with the slot whose copy has run longest: a copy takes a fraction of the time that
-//! one thread needs to fill a slot, so a few slots more than threads suffice. Once all chunks of a
-//! leaf are on their way, the hashing thread queues that leaf's hash behind their copies on a
-//! stream of its own, so that verification overlaps with loading. Host memory is bounded by the
-//! slots, whatever the file.
+//! Reader threads fill page-locked slots, several of them one slot together; whoever completes a
+//! chunk queues its copy. A copy takes a fraction of the time that one thread needs to read as much,
+//! so a few slots more than the readers fill suffice. Once all chunks of a leaf are on their way, the
+//! hashing thread queues that leaf's hash behind their copies on a stream of its own, so that
+//! verification overlaps with loading. Host memory is bounded by the slots, whatever the file.
 
 use super::read::{ALIGN, Source};
+use super::ring::Ring;
 use super::{Options, Shard, Stats, compare_leaves, numa};
 use crate::error::{Error, Result};
 use crate::gpu::blake3::{LeafHasher, VALUE};
 use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::manifest::{self, LEAF};
-use std::collections::VecDeque;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-/// Slots beyond one per reader thread: those whose copies are queued, so that the copy engine
-/// always finds one.
-const EXTRA_SLOTS: usize = 8;
-/// Page-locked memory of one load at most.
-const MAX_PINNED: usize = 512 << 20;
+/// Bytes that the readers fill at one time, all together: the fewer threads, the larger the pieces.
+/// Less was slower with few threads, more with several GPUs (docs/performance.md).
+const FILLING: usize = 16 << 20;
+/// As [`FILLING`], for a file that is not in the page cache: a disk wants more requests at a time.
+const FILLING_COLD: usize = 32 << 20;
+/// Bytes whose copies are queued meanwhile, so that the link always has some.
+const QUEUED: usize = 24 << 20;
+/// Bytes of one read at least.
+const SMALLEST_READ: usize = 64 << 10;
 
 /// A shard in device memory: the whole file in one allocation, freed when dropped.
 pub struct Loaded {
@@ -169,28 +172,25 @@ struct Load<'a> {
 
 /// What the readers and the hashing thread share.
 struct Progress {
-    /// The next chunk that nobody has claimed.
-    next: AtomicU64,
+    ring: Ring,
+    slots: Vec<Slot>,
     /// Chunks of each leaf that are not on their way.
     missing: Vec<AtomicU32>,
     /// The slot that each chunk was copied from.
     slot_of: Vec<AtomicU32>,
-    /// Each slot's last copy. A slot that was used again since stands for a later copy of it, which
-    /// began after the earlier one had ended.
-    copied: Vec<Event>,
     /// When chunk 0 was in its place.
     first: Mutex<Option<Instant>>,
     /// All copies are queued on this one: with a stream per reader, the GPU's copy engine spent
     /// microseconds between copies, a tenth of the whole.
     stream: Stream,
-    /// Slots that nobody fills, the one whose copy was queued first in front.
-    idle: Mutex<VecDeque<Slot>>,
 }
 
 /// Page-locked memory for one chunk.
 struct Slot {
-    index: usize,
-    memory: PinnedBuffer,
+    memory: OnceLock<PinnedBuffer>,
+    /// Its last copy. Once the slot is used again it stands for that later copy, which began after
+    /// the earlier one had ended.
+    copied: Event,
 }
 
 impl Drop for Progress {
@@ -200,30 +200,46 @@ impl Drop for Progress {
     }
 }
 
+/// Whatever way a reader ends, those that wait for a slot look whether to go on.
+struct Leaving<'a> {
+    ring: &'a Ring,
+    stop: &'a AtomicBool,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        self.ring.wake();
+    }
+}
+
 impl Load<'_> {
     /// Runs the load; `None` when another load's failure stopped it.
     fn run(&self, start: Instant) -> Result<Option<Stats>> {
         let bytes = self.shard.entry().bytes;
-        let chunk = self.options.chunk as u64;
-        let chunks = bytes.div_ceil(chunk);
-        let threads = self
-            .threads
-            .min((MAX_PINNED / self.options.chunk).saturating_sub(EXTRA_SLOTS))
-            .min(usize::try_from(chunks).unwrap_or(usize::MAX))
-            .max(1);
-        let slots = threads + EXTRA_SLOTS;
+        let chunk = self.options.chunk;
         let source = Source::new(self.shard, self.options.method)?;
-        let leaves = bytes.div_ceil(LEAF);
+        let filling = if source.is_cold() { FILLING_COLD } else { FILLING };
+        let piece = chunk.min(1 << (filling / self.threads.max(1)).max(SMALLEST_READ).ilog2());
+        let pieces = bytes.div_ceil(piece as u64);
+        let chunks = bytes.div_ceil(chunk as u64);
+        let most = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let threads = self.threads.min(most(pieces)).max(1);
+        let slots = (threads * piece + QUEUED).div_ceil(chunk).min(most(chunks));
+        let per_leaf = (LEAF / chunk as u64) as u32;
         let progress = Progress {
-            next: AtomicU64::new(0),
-            missing: (0..leaves)
-                .map(|l| AtomicU32::new((LEAF.min(bytes - l * LEAF)).div_ceil(chunk) as u32))
+            ring: Ring::new(bytes, chunk, piece, slots),
+            slots: (0..slots)
+                .map(|_| Ok(Slot { memory: OnceLock::new(), copied: self.device.event(false)? }))
+                .collect::<Result<_>>()?,
+            missing: (0..bytes.div_ceil(LEAF))
+                .map(|l| AtomicU32::new(per_leaf.min((chunks - l * u64::from(per_leaf)) as u32)))
                 .collect(),
             slot_of: (0..chunks).map(|_| AtomicU32::new(0)).collect(),
-            copied: (0..slots).map(|_| self.device.event(false)).collect::<Result<_>>()?,
             first: Mutex::new(None),
             stream: self.device.stream()?,
-            idle: Mutex::new(VecDeque::with_capacity(slots)),
         };
         let fail = |_: &Error| self.stop.store(true, Ordering::Relaxed);
         let (send, leaves_sent) = mpsc::channel();
@@ -236,7 +252,10 @@ impl Load<'_> {
             let readers: Vec<_> = (0..threads)
                 .map(|i| {
                     let send = send.clone();
-                    scope.spawn(move || self.read(i, threads, source, progress, &send).inspect_err(fail))
+                    scope.spawn(move || {
+                        let _leaving = Leaving { ring: &progress.ring, stop: self.stop };
+                        self.read(i, threads, source, progress, &send).inspect_err(fail)
+                    })
                 })
                 .collect();
             drop(send);
@@ -247,9 +266,8 @@ impl Load<'_> {
         });
         let ends = read.into_iter().collect::<Result<Vec<Instant>>>()?;
         let hashed = hashed.transpose()?;
-        for slot in lock(&progress.idle).drain(..) {
-            self.device.give_pinned(slot.memory);
-        }
+        let first = *lock(&progress.first);
+        self.keep(progress)?;
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
@@ -258,17 +276,27 @@ impl Load<'_> {
             compare_leaves(self.shard, found)?;
         }
         let since = |t: Option<Instant>| t.map_or(0.0, |t| (t - start).as_secs_f64());
-        let first = *lock(&progress.first);
         Ok(Some(Stats {
             bytes,
             seconds: start.elapsed().as_secs_f64(),
             first_byte: since(first),
             last_byte: since(ends.into_iter().max()),
             threads,
-            pinned: (slots * self.options.chunk) as u64,
+            pinned: (slots * chunk) as u64,
             direct: source.read_direct(),
             verified: self.options.verify,
         }))
+    }
+
+    /// Leaves the slots' memory with the device, for its next load.
+    fn keep(&self, mut progress: Progress) -> Result<()> {
+        progress.stream.synchronize()?;
+        for slot in &mut progress.slots {
+            if let Some(memory) = slot.memory.take() {
+                self.device.give_pinned(memory);
+            }
+        }
+        Ok(())
     }
 
     /// One reader; gives the time when its last copy was done.
@@ -281,55 +309,42 @@ impl Load<'_> {
         leaves: &mpsc::Sender<u64>,
     ) -> Result<Instant> {
         numa::bind(&self.cores);
-        let bytes = self.shard.entry().bytes;
-        let size = self.options.chunk;
-        debug_assert!(size.is_multiple_of(ALIGN));
-        let slot = |index| Ok(Slot { index, memory: self.device.take_pinned(size)? });
-        let stream = &progress.stream;
-        let mut current: Slot = slot(index)?;
-        for extra in (threads + index..progress.copied.len()).step_by(threads) {
-            let extra = slot(extra)?;
-            lock(&progress.idle).push_front(extra);
+        let (ring, stream) = (&progress.ring, &progress.stream);
+        for slot in (index..progress.slots.len()).step_by(threads) {
+            let memory = self.device.take_pinned(self.options.chunk)?;
+            let _ = progress.slots[slot].memory.set(memory); // nobody else sets this one
+            ring.add(slot);
         }
-        let mut run = || -> Result<()> {
-            while !self.stop.load(Ordering::Relaxed) {
-                self.options.check_stop()?;
-                let chunk = progress.next.fetch_add(1, Ordering::Relaxed);
-                let offset = chunk * size as u64;
-                if offset >= bytes {
-                    break;
-                }
-                let len = (bytes - offset).min(size as u64) as usize;
-                source.fill(&mut current.memory, offset, len)?;
-                let copied = &progress.copied[current.index];
-                // SAFETY: the slot is not touched again before its event; `base` is device memory
-                // for the whole file.
-                unsafe { stream.copy_to_device(self.base + offset, current.memory.as_ptr(), len)? };
-                stream.record(copied)?;
-                progress.slot_of[chunk as usize].store(current.index as u32, Ordering::Release);
-                if chunk == 0 {
-                    copied.synchronize()?;
-                    *lock(&progress.first) = Some(Instant::now());
-                }
-                let leaf = offset / LEAF;
-                if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
-                    let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
-                }
-                let mut idle = lock(&progress.idle);
-                if let Some(next) = idle.pop_front() {
-                    idle.push_back(std::mem::replace(&mut current, next));
-                }
-                drop(idle);
-                progress.copied[current.index].synchronize()?;
+        while let Some(piece) = ring.claim(self.stop) {
+            self.options.check_stop()?;
+            let Slot { memory, copied } = &progress.slots[piece.slot];
+            let memory = memory.get().ok_or_else(|| Error::device(self.device, "a slot without memory"))?;
+            copied.synchronize()?;
+            let offset = piece.chunk * self.options.chunk as u64;
+            // SAFETY: the piece lies in the slot, nobody else was handed it, and no copy reads it.
+            let place = unsafe { memory.part(piece.begin, piece.len.next_multiple_of(ALIGN)) };
+            source.fill(place, offset + piece.begin as u64, piece.len)?;
+            if !ring.filled(piece) {
+                continue;
             }
-            Ok(())
-        };
-        // The slot at hand is let go when its copy is over, also after a failure.
-        let ended = run();
+            let len = ring.len(piece.chunk);
+            // SAFETY: the slot is not touched again before its event; `base` is device memory for
+            // the whole file.
+            unsafe { stream.copy_to_device(self.base + offset, memory.as_ptr(), len)? };
+            stream.record(copied)?;
+            ring.add(piece.slot);
+            progress.slot_of[piece.chunk as usize].store(piece.slot as u32, Ordering::Release);
+            if piece.chunk == 0 {
+                copied.synchronize()?;
+                *lock(&progress.first) = Some(Instant::now());
+            }
+            let leaf = offset / LEAF;
+            if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+                let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
+            }
+        }
         stream.synchronize()?;
-        let end = Instant::now();
-        self.device.give_pinned(current.memory);
-        ended.map(|()| end)
+        Ok(Instant::now())
     }
 
     /// Hashes leaves as they arrive; gives all chaining values.
@@ -344,7 +359,7 @@ impl Load<'_> {
             let first = leaf * per_leaf;
             for chunk in first..(first + per_leaf).min(chunks) {
                 let slot = progress.slot_of[chunk as usize].load(Ordering::Acquire);
-                stream.wait(&progress.copied[slot as usize])?;
+                stream.wait(&progress.slots[slot as usize].copied)?;
             }
             // SAFETY: the leaf's copies come before on this stream; `values` has a place for each
             // leaf and lives until the stream is idle.

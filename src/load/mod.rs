@@ -19,6 +19,8 @@ pub mod header;
 mod host;
 mod numa;
 mod read;
+#[cfg(feature = "cuda")]
+mod ring;
 
 pub use directory::{Directory, Shard};
 #[cfg(feature = "cuda")]
@@ -37,7 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Options {
     /// Reader threads per shard; `None` chooses by the cores at hand.
     pub threads: Option<usize>,
-    /// Bytes of one read and one copy: a power of two from 64 KiB to 16 MiB.
+    /// Bytes of one copy: a power of two from 64 KiB to 16 MiB.
     pub chunk: usize,
     /// How file bytes reach host memory.
     pub method: Method,
@@ -49,7 +51,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { threads: None, chunk: 2 << 20, method: Method::Auto, verify: true, stop: None }
+        Options { threads: None, chunk: 4 << 20, method: Method::Auto, verify: true, stop: None }
     }
 }
 

@@ -50,6 +50,13 @@ impl<'a> Source<'a> {
         self.read_direct.load(Ordering::Relaxed)
     }
 
+    /// Whether most of the file will be read past the page cache, as far as three places tell.
+    #[cfg(feature = "cuda")]
+    pub fn is_cold(&self) -> bool {
+        let bytes = self.shard.entry().bytes as usize;
+        self.direct.is_some() && (self.method == Method::Direct || !self.cached(0, bytes))
+    }
+
     /// Reads `len` bytes at `offset` into `buffer`, whose address, like `offset`, is a multiple of
     /// [`ALIGN`]; it is at least `len` rounded up to that. Past `len`, its bytes are left undefined.
     pub fn fill(&self, buffer: &mut [u8], offset: u64, len: usize) -> Result<()> {
@@ -73,11 +80,11 @@ impl<'a> Source<'a> {
                 offset + done as u64,
             ) {
                 Ok(0) => {
+                    let ends = self.shard.file().metadata().map_or(offset + done as u64, |m| m.len());
                     return Err(Error::shards(
                         self.shard.path().display(),
                         format!(
-                            "ends at byte {} while it is loaded, expected {}: load again when nothing writes to it",
-                            offset + done as u64,
+                            "ends at byte {ends} while it is loaded, expected {}: load again when nothing writes to it",
                             self.shard.entry().bytes
                         ),
                     ));

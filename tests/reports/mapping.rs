@@ -1,4 +1,5 @@
-//! MAP and VAL: names, completeness, and the values that llama.cpp's converter changes.
+//! MAP, VAL and SEC-07: names, completeness, hostile sizes in the metadata, and the values that
+//! llama.cpp's converter changes.
 
 use super::*;
 use crate::common::*;
@@ -320,5 +321,58 @@ fn val_02_norms_of_these_architectures_are_not_shifted() {
         let model = Gqa { arch, ..LLAMA }.build(&q4_k).write(dir.path().join("model.gguf"));
         refused_in(dir.path(), &model, &[], &[arch, "no mapping for this architecture"]);
         assert!(convert(&model, tp(1), &dir.path().join("out")).is_err());
+    }
+}
+
+#[test]
+fn sec_07_sizes_in_the_metadata_are_held_against_the_tensors() {
+    let llama = LLAMA.build(&q4_k);
+    let glm = GLM.build(&q4_k);
+    let moe = MIXTRAL.build(&q4_k);
+    let arrays = |element: u32, bytes: &[u8]| Kv::claimed_array(element, 2, bytes);
+    let cases: Vec<(&str, Builder, &[&str])> = vec![
+        ("layers", llama.clone().set("llama.block_count", i32::MAX as u32), &["block_count", "2147483647"]),
+        ("layers", llama.clone().set("llama.block_count", u64::MAX), &["block_count"]),
+        ("no layer", llama.clone().set("llama.block_count", 0u32), &["block_count is 0"]),
+        ("no head", llama.clone().set("llama.attention.head_count", 0u32), &["head_count", "0"]),
+        ("no key head", llama.clone().set("llama.attention.head_count_kv", 0u32), &["head_count_kv", "0"]),
+        ("heads", llama.clone().set("llama.attention.head_count", u32::MAX), &["head_count"]),
+        ("no expert", moe.clone().set("llama.expert_count", 0u32), &["exps"]),
+        ("experts", moe.set("llama.expert_count", u32::MAX), &["4294967295"]),
+        ("bytes", llama.clone().set("llama.attention.head_count_kv", arrays(0, &[2, 2])), &[]),
+        ("floats", llama.set("llama.attention.head_count_kv", arrays(6, &[0; 8])), &["head_count_kv"]),
+        (
+            "draft",
+            glm.clone().set("glm-dsa.nextn_predict_layers", u32::MAX),
+            &["block_count", "4294967295 MTP blocks"],
+        ),
+    ];
+    for (what, model, words) in cases {
+        let started = std::time::Instant::now();
+        let planned = planned(&model, &Tables::default(), tp(2));
+        assert!(started.elapsed().as_secs() < 5, "{what}");
+        match planned {
+            // An array of bytes says as much as one of words.
+            Ok(_) => assert!(words.is_empty(), "{what}: planned"),
+            Err(message) => {
+                assert!(!words.is_empty() && words.iter().all(|w| message.contains(w)), "{what}: {message}");
+                assert!(message.len() < 4000 && message.lines().count() < 20, "{what}: {message}");
+            }
+        }
+    }
+    // What only config.json depends on is held against the tensors too.
+    for (key, value, tensor) in [
+        (
+            "glm-dsa.attention.kv_lora_rank",
+            0u32,
+            "blk.0.attn_kv_a_mqa.weight: shape [256, 288], but config.json",
+        ),
+        ("glm-dsa.attention.key_length_mla", u32::MAX, "blk.0.attn_q_b.weight: shape"),
+        ("glm-dsa.attention.value_length_mla", 1, "blk.0.attn_v_b.weight: shape"),
+        ("glm-dsa.attention.indexer.head_count", 0, "blk.0.indexer.proj.weight: shape"),
+        ("glm-dsa.embedding_length", 255, "token_embd.weight: shape"),
+        ("glm-dsa.expert_feed_forward_length", 7, "blk.1.ffn_gate_exps.weight: shape"),
+    ] {
+        refused(&glm.clone().set(key, value), &[], &[tensor, "the metadata is wrong"]);
     }
 }

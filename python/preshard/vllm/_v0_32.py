@@ -20,7 +20,7 @@ from ..errors import RequestError, ShardsError
 from ..manifest import Manifest, TensorEntry
 from ..shard import load
 from . import bind
-from .contract import Engine, Packing, check, has_packed, row_ranges
+from .contract import Engine, Packing, check, row_ranges
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -113,7 +113,7 @@ class PreshardLoader(BaseModelLoader):
             )
         _tie(model_config, Packing(entry))
         before = vllm_config.quant_config
-        if has_packed(manifest):
+        if manifest.packed:
             vllm_config.quant_config = _quantisation(path, Packing(entry))
         try:
             with nullcontext() if self._allocate else bind.released():

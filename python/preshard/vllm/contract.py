@@ -79,23 +79,17 @@ def check(directory: str, manifest: Manifest, engine: Engine) -> None:
         differs(
             "class", model.class_name, ", ".join(engine.class_names), "leave config.json as it was written"
         )
-    packed = has_packed(manifest)
     if engine.quantization not in (None, "gguf"):
         problems.append(
             f"{directory}: quantization {engine.quantization} asked for, expected none: leave out --quantization"
         )
-    elif engine.quantization == "gguf" and not packed:
+    elif engine.quantization == "gguf" and not manifest.packed:
         problems.append(
             f"{directory}: holds no packed weights (--weights {policy.weights}), but quantization gguf is asked for: "
             "leave out --quantization"
         )
     if problems:
         raise ShardsError("\n".join(problems), problems)
-
-
-def has_packed(manifest: Manifest) -> bool:
-    """Whether any tensor holds ggml blocks."""
-    return any(t.packed for s in manifest.shards for t in s.tensors)
 
 
 def _built(name: str) -> str:
