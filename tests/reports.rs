@@ -1,5 +1,5 @@
 //! One test for each fault that users of such tools have reported, named after the report: quant
-//! types and values (TYP), mapping and completeness (MAP, VAL), latent attention, indexer and draft
+//! types and values (TYP), mapping and completeness (MAP, VAL, SEC-07), latent attention, indexer and draft
 //! (MLA, DSA, MTP), cuts (SHD), output (OUT). The container's (PAR, SEC, SPL) are in container.rs and
 //! splits.rs, the loader's (LOD) in load.rs. tests/reports/README.md says which are left out, and why.
 #![cfg(feature = "cli")]
