@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use support::models::{Gqa, LLAMA};
-use support::{fixture, preshard, snapshot, stderr};
+use support::{fixture, preshard, settings, snapshot, stderr};
 
 /// 64 MiB as bf16: several leaves of 16 MiB in each of two ranks.
 fn model(dir: &Path) -> PathBuf {
@@ -44,23 +44,13 @@ fn run_then(
     let plan = Plan::new(&gguf, &Tables::default(), options()).map_err(|e| e.to_string())?;
     let stop = AtomicBool::new(stop_then && leaves == 0);
     let written = AtomicU64::new(0);
-    let settings = Settings {
-        ranks: None,
-        threads: 1,
-        memory: 1 << 30,
-        force,
-        allow_nonfinite: false,
-        decoder: &Decoder::CPU,
-        files: Vec::new(),
-        class: String::new(),
-        progress: &|p| {
-            if matches!(p, Progress::Wrote(_)) && written.fetch_add(1, Ordering::Relaxed) + 1 == leaves {
-                then();
-                stop.store(stop_then, Ordering::Relaxed);
-            }
-        },
-        stop: &stop,
+    let progress = |p: Progress| {
+        if matches!(p, Progress::Wrote(_)) && written.fetch_add(1, Ordering::Relaxed) + 1 == leaves {
+            then();
+            stop.store(stop_then, Ordering::Relaxed);
+        }
     };
+    let settings = Settings { force, ..settings(&stop, &progress) };
     convert::run(&plan, &gguf, out, &settings).map_err(|e| e.to_string())
 }
 

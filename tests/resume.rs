@@ -5,8 +5,7 @@ mod common;
 mod support;
 
 use common::*;
-use preshard::convert::{self, Outcome, Progress, Settings};
-use preshard::eval::Decoder;
+use preshard::convert::{self, Outcome, Progress};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
 use preshard::plan::{Options, Plan, Weights};
@@ -17,7 +16,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::models::{Gqa, LLAMA};
-use support::{preshard, snapshot, stderr};
+use support::{preshard, settings, snapshot, stderr};
 
 /// 64 MiB as bf16: several leaves of 16 MiB in each of two ranks.
 fn model(dir: &Path) -> PathBuf {
@@ -37,22 +36,12 @@ fn run(source: &Path, out: &Path, options: Options, leaves: u64) -> Result<Outco
     let plan = Plan::new(&gguf, &Tables::default(), options).unwrap();
     let stop = AtomicBool::new(leaves == 0);
     let written = AtomicU64::new(0);
-    let settings = Settings {
-        ranks: None,
-        threads: 1,
-        memory: 1 << 30,
-        force: false,
-        allow_nonfinite: false,
-        decoder: &Decoder::CPU,
-        files: Vec::new(),
-        class: String::new(),
-        progress: &|p| {
-            if matches!(p, Progress::Wrote(_)) && written.fetch_add(1, Ordering::Relaxed) + 1 >= leaves {
-                stop.store(true, Ordering::Relaxed);
-            }
-        },
-        stop: &stop,
+    let progress = |p: Progress| {
+        if matches!(p, Progress::Wrote(_)) && written.fetch_add(1, Ordering::Relaxed) + 1 >= leaves {
+            stop.store(true, Ordering::Relaxed);
+        }
     };
+    let settings = settings(&stop, &progress);
     convert::run(&plan, &gguf, out, &settings).map_err(|e| e.to_string())
 }
 
@@ -226,24 +215,15 @@ fn a_source_that_changes_during_the_run_is_noticed() {
     let out = dir.path().join("out");
     let gguf = Gguf::open(std::slice::from_ref(&source)).unwrap();
     let plan = Plan::new(&gguf, &Tables::default(), options()).unwrap();
-    let settings = Settings {
-        ranks: None,
-        threads: 1,
-        memory: 1 << 30,
-        force: false,
-        allow_nonfinite: false,
-        decoder: &Decoder::CPU,
-        files: Vec::new(),
-        class: String::new(),
-        progress: &|p| {
-            if matches!(p, Progress::Start { .. }) {
-                use std::io::Write;
-                let mut file = std::fs::OpenOptions::new().append(true).open(&source).unwrap();
-                file.write_all(b"more").unwrap();
-            }
-        },
-        stop: &AtomicBool::new(false),
+    let stop = AtomicBool::new(false);
+    let progress = |p: Progress| {
+        if matches!(p, Progress::Start { .. }) {
+            use std::io::Write;
+            let mut file = std::fs::OpenOptions::new().append(true).open(&source).unwrap();
+            file.write_all(b"more").unwrap();
+        }
     };
+    let settings = settings(&stop, &progress);
     let message = convert::run(&plan, &gguf, &out, &settings).map(drop).unwrap_err().to_string();
     assert!(message.contains("model.gguf: it had"), "{message}");
     assert!(!out.join("preshard.json").exists());
@@ -290,37 +270,28 @@ fn a_second_run_is_kept_out_while_the_first_lasts() {
     let gguf = Gguf::open(std::slice::from_ref(&source)).unwrap();
     let plan = Plan::new(&gguf, &Tables::default(), options()).unwrap();
     let tried = AtomicU64::new(0);
-    let settings = Settings {
-        ranks: None,
-        threads: 1,
-        memory: 1 << 30,
-        force: false,
-        allow_nonfinite: false,
-        decoder: &Decoder::CPU,
-        files: Vec::new(),
-        class: String::new(),
-        progress: &|p| {
-            if matches!(p, Progress::Start { .. }) {
-                for force in [&[][..], &["--force"]] {
-                    let second = preshard()
-                        .arg("convert")
-                        .args([&source, Path::new("-o"), &out])
-                        .args(ARGS)
-                        .args(force)
-                        .output()
-                        .unwrap();
-                    assert_eq!(second.status.code(), Some(1));
-                    assert!(
-                        stderr(&second).contains("another preshard convert is writing here"),
-                        "{}",
-                        stderr(&second)
-                    );
-                    tried.fetch_add(1, Ordering::Relaxed);
-                }
+    let stop = AtomicBool::new(false);
+    let progress = |p: Progress| {
+        if matches!(p, Progress::Start { .. }) {
+            for force in [&[][..], &["--force"]] {
+                let second = preshard()
+                    .arg("convert")
+                    .args([&source, Path::new("-o"), &out])
+                    .args(ARGS)
+                    .args(force)
+                    .output()
+                    .unwrap();
+                assert_eq!(second.status.code(), Some(1));
+                assert!(
+                    stderr(&second).contains("another preshard convert is writing here"),
+                    "{}",
+                    stderr(&second)
+                );
+                tried.fetch_add(1, Ordering::Relaxed);
             }
-        },
-        stop: &AtomicBool::new(false),
+        }
     };
+    let settings = settings(&stop, &progress);
     convert::run(&plan, &gguf, &out, &settings).unwrap();
     assert_eq!(tried.into_inner(), 2);
     assert!(out.join("preshard.json").exists());

@@ -3,9 +3,8 @@
 use super::*;
 use crate::common::*;
 use crate::support::models::{Gqa, LLAMA, QWEN3MOE, block, q4_k};
-use crate::support::{Converted, converted, get, preshard, snapshot, stderr};
-use preshard::convert::{self, Progress, Settings};
-use preshard::eval::Decoder;
+use crate::support::{Converted, converted, get, preshard, settings, snapshot, stderr};
+use preshard::convert::{self, Progress};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
 use preshard::plan::{Layout, Plan};
@@ -63,23 +62,14 @@ fn fills_up(dir: &Path, mount: &Path) {
     let gguf = Gguf::open(&[source]).unwrap();
     let plan = || Plan::new(&gguf, &Tables::default(), Options { weights: Weights::F32, ..tp(2) }).unwrap();
     let run = |out: &Path, filler: Option<&Path>| {
-        let settings = Settings {
-            ranks: None,
-            threads: 1,
-            memory: 1 << 30,
-            force: false,
-            allow_nonfinite: false,
-            decoder: &Decoder::CPU,
-            files: Vec::new(),
-            class: String::new(),
-            progress: &|p| {
-                // Room enough when it was asked for, gone when the writing begins.
-                if let (Progress::Start { .. }, Some(filler)) = (p, filler) {
-                    std::fs::write(filler, vec![0; 8 << 20]).unwrap();
-                }
-            },
-            stop: &AtomicBool::new(false),
+        let stop = AtomicBool::new(false);
+        let progress = |p: Progress| {
+            // Room enough when it was asked for, gone when the writing begins.
+            if let (Progress::Start { .. }, Some(filler)) = (p, filler) {
+                std::fs::write(filler, vec![0; 8 << 20]).unwrap();
+            }
         };
+        let settings = settings(&stop, &progress);
         convert::run(&plan(), &gguf, out, &settings).map_err(|e| e.to_string())
     };
     let (out, filler) = (mount.join("out"), mount.join("filler"));

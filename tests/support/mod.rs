@@ -4,7 +4,7 @@
 pub mod models;
 pub mod union;
 
-use preshard::convert::{self, Outcome, Settings};
+use preshard::convert::{self, Outcome, Progress, Settings};
 use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
 use preshard::manifest::Manifest;
@@ -31,6 +31,22 @@ pub struct How {
     pub allow_nonfinite: bool,
 }
 
+/// One thread, the CPU, shards alone.
+pub fn settings<'a>(stop: &'a AtomicBool, progress: &'a (dyn Fn(Progress) + Sync)) -> Settings<'a> {
+    Settings {
+        ranks: None,
+        threads: 1,
+        memory: 1 << 30,
+        force: false,
+        allow_nonfinite: false,
+        decoder: &Decoder::CPU,
+        files: Vec::new(),
+        class: String::new(),
+        progress,
+        stop,
+    }
+}
+
 /// Converts; an error comes back as its message.
 pub fn convert(source: &Path, options: Options, out: &Path) -> Result<Outcome, String> {
     convert_how(&[source.to_owned()], options, out, How::default())
@@ -40,17 +56,13 @@ pub fn convert(source: &Path, options: Options, out: &Path) -> Result<Outcome, S
 pub fn convert_how(source: &[PathBuf], options: Options, out: &Path, how: How) -> Result<Outcome, String> {
     let gguf = Gguf::open(source).map_err(|e| e.to_string())?;
     let plan = Plan::new(&gguf, &Tables::default(), options).map_err(|e| e.to_string())?;
+    let stop = AtomicBool::new(false);
     let settings = Settings {
         ranks: how.ranks,
         threads: how.threads,
-        memory: 1 << 30,
         force: how.force,
         allow_nonfinite: how.allow_nonfinite,
-        decoder: &Decoder::CPU,
-        files: Vec::new(),
-        class: String::new(),
-        progress: &|_| {},
-        stop: &AtomicBool::new(false),
+        ..settings(&stop, &|_| {})
     };
     convert::run(&plan, &gguf, out, &settings).map_err(|e| e.to_string())
 }
