@@ -40,6 +40,9 @@ fn run(u: &mut Unstructured) -> Result<()> {
     match hf::files(&gguf, &request) {
         Err(error) => check_message(&error),
         Ok(files) => {
+            if let Err(error) = hf::check_shapes(&gguf, &request, &files) {
+                check_message(&error);
+            }
             for note in files.notes {
                 assert!(!note.chars().any(char::is_control), "{note:?}");
             }
