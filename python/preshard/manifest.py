@@ -197,10 +197,19 @@ def _shard(s: dict[str, Any]) -> ShardEntry:
 class Shards(Sequence[ShardEntry]):
     """A manifest's shards, in the order of the file. An entry is made when it is first asked for."""
 
-    def __init__(self, native: _native.Manifest, keys: list[tuple[str, str, int, int]]) -> None:
+    def __init__(
+        self,
+        native: _native.Manifest | None,
+        keys: list[tuple[str, str, int, int]],
+        made: dict[int, ShardEntry] | None = None,
+    ) -> None:
+        """``made`` holds all entries where there is no ``native``."""
         self._native = native
         self._keys = keys
-        self._made: dict[int, ShardEntry] = {}
+        self._made = made or {}
+
+    def __reduce__(self) -> tuple[type[Shards], tuple[None, list[tuple[str, str, int, int]], Any]]:
+        return Shards, (None, self._keys, dict(enumerate(self)))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -213,7 +222,7 @@ class Shards(Sequence[ShardEntry]):
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         i = range(len(self))[index]
-        if i not in self._made:
+        if i not in self._made and self._native is not None:
             self._made[i] = _shard(json.loads(self._native.shard(i)))
         return self._made[i]
 

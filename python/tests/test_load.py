@@ -107,7 +107,10 @@ def test_manifest(llama: Path) -> None:
     assert entry is not None and entry.file == FILE.format(1)
     assert entry.bytes == (llama / entry.file).stat().st_size
     assert preshard.load(llama, 1).manifest == manifest
-    assert manifest.shard(2) is None
+    assert manifest.shard(2) is None and not manifest.packed
+    assert manifest.shards[-1] is entry and manifest.shards[:] == (manifest.shard(0), entry)
+    copy = pickle.loads(pickle.dumps(manifest))
+    assert copy == manifest and copy.shard(1) == entry and hash(copy) == hash(manifest)
 
 
 def test_no_such_rank(llama: Path) -> None:
