@@ -17,13 +17,13 @@ if ! cargo +nightly --version >/dev/null 2>&1; then
 fi
 [ -d corpus ] || cargo run --quiet --release --bin seeds -- corpus
 for target in "${targets[@]}"; do
-  # No search for leaks: a thread that is just ending looks like one.
   case $target in
     gguf) options=(-max_len=32768) ;;
     plan_eval | hf) options=(-max_len=4096) ;;
     *) options=(-max_len=65536) ;;
   esac
   printf '\n== %s, %s s\n' "$target" "$seconds"
+  # No search for leaks: a thread that is just ending looks like one.
   "${fuzz[@]}" run --fuzz-dir . "$target" -- "${options[@]}" -max_total_time="$seconds" \
     -rss_limit_mb=2048 -timeout=60 -detect_leaks=0 -print_final_stats=1 -verbosity=0
 done

@@ -144,7 +144,8 @@ def load(
 
     :param part: ``"mtp"`` for the multi-token-prediction draft's file.
     :param threads: reader threads; chosen by the cores at hand when ``None``.
-    :param chunk: bytes of one copy, a power of two from 64 KiB to 16 MiB.
+    :param chunk: bytes of one copy to the GPU, or of one read into host memory, a power of two from 64 KiB
+        to 16 MiB.
     :param method: ``"auto"``, ``"buffered"`` (through the page cache) or ``"direct"`` (past it).
     :param memory: contiguous GPU memory to load into (a torch tensor on ``device`` of at least the
         file's bytes) in place of a fresh allocation; nothing else may use it meanwhile.

@@ -268,6 +268,39 @@ fn json(constant: &toml::Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::RefCell;
+
+    /// Knows no value, and keeps the names it was asked for.
+    struct Asked(RefCell<Vec<String>>);
+
+    impl Names for Asked {
+        fn value(&self, name: &str) -> Result<Option<Value>> {
+            self.0.borrow_mut().push(name.to_owned());
+            Ok(None)
+        }
+
+        fn has_tensor(&self, _: &str) -> bool {
+            false
+        }
+    }
+
+    /// A misspelt key would be absent from every config.json, and its shape never looked at.
+    #[test]
+    fn shapes_speak_of_keys_that_there_are() {
+        for (name, text) in crate::mapping::built_in("config") {
+            let rules = Architecture::parse(name, text).unwrap();
+            assert!(!rules.shapes.is_empty(), "{name}");
+            let asked = Asked(RefCell::default());
+            for text in rules.shapes.values().flatten() {
+                assert_eq!(expr::evaluate(text, &asked).expect(text), Outcome::Absent, "{name}: {text}");
+            }
+            for key in asked.0.take() {
+                let there = rules.config.contains_key(&key)
+                    || rules.model.iter().any(|model| model.config.contains_key(&key));
+                assert!(there, "{name}: [shapes] speaks of {key}, which is no key of its config.json");
+            }
+        }
+    }
 
     #[test]
     fn every_rules_file_parses() {

@@ -39,7 +39,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub struct Options {
     /// Reader threads per shard; `None` chooses by the cores at hand.
     pub threads: Option<usize>,
-    /// Bytes of one copy: a power of two from 64 KiB to 16 MiB.
+    /// Bytes of one copy to the GPU, or of one read into host memory: a power of two from 64 KiB to
+    /// 16 MiB.
     pub chunk: usize,
     /// How file bytes reach host memory.
     pub method: Method,
