@@ -144,7 +144,7 @@ fn several(args: &Args) {
     for threads in [8, 16, 32] {
         println!(
             "page cache to memory, {threads} threads, no GPU: {:.1} GB/s",
-            reads(&shards[0], threads, false)
+            reads(&shards[0], threads, None)
         );
     }
 }
@@ -193,7 +193,7 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
         last[0].pinned >> 20
     );
     for threads in [8, 16] {
-        println!("page cache to memory, {threads} threads, no GPU: {:.1} GB/s", reads(shard, threads, false));
+        println!("page cache to memory, {threads} threads, no GPU: {:.1} GB/s", reads(shard, threads, None));
     }
     println!("BLAKE3 on the GPU: {:.0} GB/s", hash_rate(device, shard));
     let limit = median(&mut limits);
@@ -243,49 +243,66 @@ fn cold(args: &Args, device: &Device, shard: &Shard) {
     let file = std::fs::File::open(shard.path()).unwrap();
     file.sync_all().unwrap();
     let evict = || rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-    let (mut bare, mut ours, mut buffered) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..args.runs {
-        evict();
-        bare.push(reads(shard, 16, true));
-        for (method, rates) in [(Method::Auto, &mut ours), (Method::Buffered, &mut buffered)] {
+    let mut rates = [const { Vec::new() }; 3];
+    for run in 0..args.runs {
+        // Forwards and backwards in turn: a virtual disk may remember what was just read.
+        for what in (0..3).map(|i| if run % 2 == 0 { i } else { 2 - i }) {
             evict();
+            let method = match what {
+                0 => {
+                    rates[what].push(reads(shard, 16, Some(device)));
+                    continue;
+                }
+                1 => Method::Auto,
+                _ => Method::Buffered,
+            };
             let loaded = shard.load(device, &Options { method, ..Options::default() }).unwrap();
-            let stats = loaded.stats();
-            rates.push(rate(stats));
-            if method == Method::Auto {
-                println!(
-                    "read past the page cache: {:.3} of the file",
-                    stats.direct as f64 / stats.bytes as f64
-                );
-            }
+            rates[what].push(rate(loaded.stats()));
+            let past = if method == Method::Auto { shard.entry().bytes } else { 0 };
+            assert_eq!(loaded.stats().direct, past, "bytes read past the page cache");
         }
     }
-    let (bare, ours, buffered) = (median(&mut bare), median(&mut ours), median(&mut buffered));
+    let [bare, ours, buffered] = rates.map(|mut r| (median(&mut r), r[0], r[r.len() - 1]));
     println!(
-        "cold: bare direct reads {bare:.2} GB/s, loader {ours:.2} ({:.3}), buffered {buffered:.2}",
-        ours / bare
+        "cold: bare direct reads {:.2} GB/s ({:.2}..{:.2}), loader {:.2} ({:.2}..{:.2}): {:.3} times, buffered {:.2}",
+        bare.0,
+        bare.1,
+        bare.2,
+        ours.0,
+        ours.1,
+        ours.2,
+        ours.0 / bare.0,
+        buffered.0
     );
 }
 
-/// GB/s of reads alone, past the page cache when `direct`, into buffers that nobody looks at.
-fn reads(shard: &Shard, threads: usize, direct: bool) -> f64 {
+/// GB/s of reads alone, into buffers that nobody looks at: from the page cache, or past it into
+/// memory that `device` locked, which a disk fills fastest.
+fn reads(shard: &Shard, threads: usize, device: Option<&Device>) -> f64 {
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
-    const CHUNK: u64 = 2 << 20;
-    let flags = if direct { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
+    const CHUNK: usize = 2 << 20;
+    let flags = if device.is_some() { rustix::fs::OFlags::DIRECT.bits() as i32 } else { 0 };
     let file = std::fs::File::options().read(true).custom_flags(flags).open(shard.path()).unwrap();
     let bytes = shard.entry().bytes;
     let next = AtomicU64::new(0);
     let start = Instant::now();
+    let run = |memory: &mut [u8]| {
+        loop {
+            let at = next.fetch_add(CHUNK as u64, Ordering::Relaxed);
+            if at >= bytes || file.read_at(memory, at).unwrap() == 0 {
+                break;
+            }
+        }
+    };
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(|| {
-                let mut memory = memmap2::MmapMut::map_anon(CHUNK as usize).unwrap();
-                loop {
-                    let at = next.fetch_add(CHUNK, Ordering::Relaxed);
-                    if at >= bytes || file.read_at(&mut memory, at).unwrap() == 0 {
-                        break;
-                    }
+            scope.spawn(|| match device {
+                Some(device) => {
+                    let mut memory = device.take_pinned(CHUNK).unwrap();
+                    run(&mut memory);
+                    device.give_pinned(memory);
                 }
+                None => run(&mut memmap2::MmapMut::map_anon(CHUNK).unwrap()),
             });
         }
     });

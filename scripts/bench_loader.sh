@@ -21,4 +21,4 @@ else
   echo "public loaders: skipped, no python3 with PyTorch and CUDA"
 fi
 sync "$shard"
-"$PRESHARD_BENCH" --dir "$dir" --cold --runs 2
+"$PRESHARD_BENCH" --dir "$dir" --cold --runs 3

@@ -94,6 +94,25 @@ fn lod_04_every_byte_arrives_by_every_method() {
     }
 }
 
+/// Looking whether a file is in the page cache does not bring it there, not even page by page over
+/// several loads.
+#[test]
+fn a_cold_file_stays_cold() {
+    let (dir, _) = converted(1, &tensors());
+    let shard = Shard::open(dir.path(), 0).unwrap();
+    let file = OpenOptions::new().read(true).open(file(&dir, 0)).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let direct = || shard.load_host(&options()).unwrap().stats().direct;
+    let first = direct();
+    if first == 0 {
+        return eprintln!("skipped: {} cannot be read past the page cache", dir.path().display());
+    }
+    for _ in 0..4 {
+        assert_eq!(direct(), first);
+    }
+}
+
 #[test]
 fn safetensors_reads_the_same() {
     let (dir, _) = converted(1, &tensors());

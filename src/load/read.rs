@@ -4,12 +4,11 @@
 //! shrinks or a disk that fails would end the process by a signal instead of an error.
 
 use super::Shard;
+use super::cached::Cached;
 use crate::error::{Error, Result};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use std::fs::File;
-use std::io::IoSliceMut;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Buffers, offsets and lengths of reads past the page cache are multiples of this, which suits
@@ -32,6 +31,7 @@ pub enum Method {
 pub struct Source<'a> {
     shard: &'a Shard,
     method: Method,
+    cached: Cached<'a>,
     direct: Option<File>,
     read_direct: AtomicU64,
 }
@@ -42,7 +42,8 @@ impl<'a> Source<'a> {
             Method::Auto | Method::Direct => open_direct(shard),
             Method::Buffered => None,
         };
-        Ok(Source { shard, method, direct, read_direct: AtomicU64::new(0) })
+        let cached = Cached::new(shard.file());
+        Ok(Source { shard, method, cached, direct, read_direct: AtomicU64::new(0) })
     }
 
     /// Bytes read past the page cache so far.
@@ -103,20 +104,10 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Whether the ends and the middle of the range lie in the page cache. Asked by reads that may
-    /// not wait; a file system that cannot answer is taken to have them.
+    /// Whether the ends and the middle of the range lie in the page cache.
     fn cached(&self, offset: u64, len: usize) -> bool {
         let last = len as u64 - 1;
-        [0, last / 2, last].into_iter().all(|at| {
-            let mut byte = [0];
-            let read = rustix::io::preadv2(
-                self.shard.file().as_fd(),
-                &mut [IoSliceMut::new(&mut byte)],
-                offset + at,
-                ReadWriteFlags::NOWAIT,
-            );
-            read != Err(Errno::AGAIN)
-        })
+        [0, last / 2, last].into_iter().all(|at| self.cached.holds(offset + at))
     }
 }
 
