@@ -84,7 +84,10 @@ fn main() {
     };
     if !args.dir.join(preshard::manifest::FILE_NAME).exists() {
         std::fs::create_dir_all(&args.dir).unwrap();
-        directory::write(&args.dir, args.gpus as u64, &tensors(args.gib));
+        for shard in directory::write(&args.dir, args.gpus as u64, &tensors(args.gib)).shards {
+            // Two GPUs at once lost a third while the disk still wrote.
+            std::fs::File::open(args.dir.join(shard.file)).unwrap().sync_all().unwrap();
+        }
     }
     let shard = Directory::open(&args.dir).unwrap().shard(0).unwrap();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

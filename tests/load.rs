@@ -111,6 +111,10 @@ fn a_cold_file_stays_cold() {
     for _ in 0..4 {
         assert_eq!(direct(), first);
     }
+    // A part that someone else reads is taken from where it is.
+    file.read_exact_at(&mut vec![0; 16 << 20], 0).unwrap();
+    let rest = direct();
+    assert!((1..=first - (8 << 20)).contains(&rest), "{rest} of {first}");
 }
 
 #[test]

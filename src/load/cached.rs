@@ -24,8 +24,8 @@ impl<'a> Cached<'a> {
     /// Whether the page of the byte at `offset` is there.
     ///
     /// The kernel says so of a mapping, but says yes of every page to one who may only read the
-    /// file (Linux 5.2). So a read that may not wait has to agree; asked first, it would have
-    /// the missing page fetched (Linux 5.9). A file system that cannot answer is taken to have it.
+    /// file. So a read that may not wait has to agree; asked first, it would have the missing page
+    /// fetched. A file system that cannot answer is taken to have it.
     pub fn holds(&self, offset: u64) -> bool {
         self.resident(offset) && self.readable(offset)
     }

@@ -25,7 +25,7 @@ const FILLING: usize = 16 << 20;
 /// As [`FILLING`], for a file that is not in the page cache: a disk wants more requests at a time.
 const FILLING_COLD: usize = 32 << 20;
 /// Bytes whose copies are queued meanwhile, so that the link always has some.
-const QUEUED: usize = 24 << 20;
+const QUEUED: usize = 16 << 20;
 /// Bytes of one read at least.
 const SMALLEST_READ: usize = 64 << 10;
 

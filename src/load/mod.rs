@@ -53,7 +53,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { threads: None, chunk: 4 << 20, method: Method::Auto, verify: true, stop: None }
+        Options { threads: None, chunk: 8 << 20, method: Method::Auto, verify: true, stop: None }
     }
 }
 

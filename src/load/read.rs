@@ -7,9 +7,12 @@ use super::Shard;
 use super::cached::Cached;
 use crate::error::{Error, Result};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags};
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Buffers, offsets and lengths of reads past the page cache are multiples of this, which suits
 /// every disk in use.
@@ -18,7 +21,7 @@ pub const ALIGN: usize = 4096;
 /// How file bytes reach host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// Chunks in the page cache are read from it, others past it.
+    /// What lies in the page cache is read from it, the rest past it.
     #[default]
     Auto,
     /// Through the page cache, with `pread`.
@@ -33,6 +36,8 @@ pub struct Source<'a> {
     method: Method,
     cached: Cached<'a>,
     direct: Option<File>,
+    /// Whether the next range is taken to be in the page cache, as the last one was.
+    warm: AtomicBool,
     read_direct: AtomicU64,
 }
 
@@ -43,7 +48,10 @@ impl<'a> Source<'a> {
             Method::Buffered => None,
         };
         let cached = Cached::new(shard.file());
-        Ok(Source { shard, method, cached, direct, read_direct: AtomicU64::new(0) })
+        let places = [1, 2, 3].map(|quarter| shard.entry().bytes / 4 * quarter);
+        let warm = direct.is_none() || (method == Method::Auto && places.iter().all(|&at| cached.holds(at)));
+        let (warm, read_direct) = (AtomicBool::new(warm), AtomicU64::new(0));
+        Ok(Source { shard, method, cached, direct, warm, read_direct })
     }
 
     /// Bytes read past the page cache so far.
@@ -51,29 +59,61 @@ impl<'a> Source<'a> {
         self.read_direct.load(Ordering::Relaxed)
     }
 
-    /// Whether most of the file will be read past the page cache, as far as three places tell.
+    /// Whether the next range will be read past the page cache: before the first, whether the file
+    /// will be, as far as three places tell.
     #[cfg(feature = "cuda")]
     pub fn is_cold(&self) -> bool {
-        let bytes = self.shard.entry().bytes as usize;
-        self.direct.is_some() && (self.method == Method::Direct || !self.cached(0, bytes))
+        !self.warm.load(Ordering::Relaxed)
     }
 
     /// Reads `len` bytes at `offset` into `buffer`, whose address, like `offset`, is a multiple of
     /// [`ALIGN`]; it is at least `len` rounded up to that. Past `len`, its bytes are left undefined.
     pub fn fill(&self, buffer: &mut [u8], offset: u64, len: usize) -> Result<()> {
-        if let Some(direct) = &self.direct
-            && (self.method == Method::Direct || !self.cached(offset, len))
-        {
-            return self.read(Some(direct), &mut buffer[..len.next_multiple_of(ALIGN)], offset, len);
-        }
-        self.read(None, &mut buffer[..len], offset, len)
+        let Some(direct) = &self.direct else {
+            return self.read(None, &mut buffer[..len], offset, 0..len);
+        };
+        let done = match self.method {
+            Method::Auto => self.read_cached(&mut buffer[..len], offset)?,
+            _ => 0,
+        };
+        self.read(Some(direct), &mut buffer[..len.next_multiple_of(ALIGN)], offset, done..len)
     }
 
-    /// Reads until `len` bytes are there. What a direct read leaves over, or refuses, goes through
-    /// the page cache.
-    fn read(&self, mut direct: Option<&File>, buffer: &mut [u8], offset: u64, len: usize) -> Result<()> {
-        let mut done = 0;
-        while done < len {
+    /// Reads from the page cache until something is not there; gives the number of bytes. A file
+    /// system that cannot do that reads all, as it likes.
+    fn read_cached(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let len = buffer.len();
+        // Asking costs time, not asking has pages fetched that are then read again past the cache.
+        if !self.warm.load(Ordering::Relaxed) && !self.cached.holds(offset + len as u64 / 2) {
+            return Ok(0);
+        }
+        let done = loop {
+            let into = &mut [IoSliceMut::new(buffer)];
+            match rustix::io::preadv2(self.shard.file().as_fd(), into, offset, ReadWriteFlags::NOWAIT) {
+                Ok(n) => break n,
+                Err(Errno::AGAIN) => break 0,
+                Err(Errno::INTR) => {}
+                Err(_) => {
+                    self.read(None, buffer, offset, 0..len)?;
+                    break len;
+                }
+            }
+        };
+        self.warm.store(done == len, Ordering::Relaxed);
+        Ok(done)
+    }
+
+    /// Reads that part of the range at `offset`. What a direct read leaves over, or refuses, goes
+    /// through the page cache.
+    fn read(
+        &self,
+        mut direct: Option<&File>,
+        buffer: &mut [u8],
+        offset: u64,
+        part: Range<usize>,
+    ) -> Result<()> {
+        let mut done = part.start;
+        while done < part.end {
             direct = direct.filter(|_| done.is_multiple_of(ALIGN));
             match rustix::io::pread(
                 direct.unwrap_or(self.shard.file()),
@@ -102,12 +142,6 @@ impl<'a> Source<'a> {
             }
         }
         Ok(())
-    }
-
-    /// Whether the ends and the middle of the range lie in the page cache.
-    fn cached(&self, offset: u64, len: usize) -> bool {
-        let last = len as u64 - 1;
-        [0, last / 2, last].into_iter().all(|at| self.cached.holds(offset + at))
     }
 }
 
