@@ -88,8 +88,11 @@ fn notes(gguf: &Gguf, plan: &Plan) -> Vec<String> {
 pub fn plan(py: Python<'_>, choices: Choices) -> PyResult<String> {
     wait::run(py, None, |_| {
         let (gguf, plan) = choices.plan()?;
+        let request = plan.directory(choices.hf_config.clone(), choices.mappings.clone());
+        let mut notes = notes(&gguf, &plan);
+        notes.extend(hf::checked_files(&gguf, &request)?.notes);
         let mut json = plan.to_json(&gguf, None);
-        json["notes"] = notes(&gguf, &plan).into();
+        json["notes"] = notes.into();
         Ok(json.to_string())
     })
 }
@@ -120,8 +123,7 @@ pub fn convert(
         let (gguf, plan) = choices.plan()?;
         let request = plan.directory(choices.hf_config.clone(), choices.mappings.clone());
         let class = hf::model(&gguf, &request)?.class;
-        let directory = hf::files(&gguf, &request)?;
-        hf::check_shapes(&gguf, &request, &directory)?;
+        let directory = hf::checked_files(&gguf, &request)?;
         let device = device::parse(&running.device).map_err(|e| Error::request("device", e))?;
         let notes = RefCell::new(notes(&gguf, &plan));
         notes.borrow_mut().extend(directory.notes);

@@ -51,8 +51,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     }
     let request = plan.directory(args.plan.hf_config.clone(), args.plan.mappings.clone());
     let class = hf::model(&gguf, &request)?.class;
-    let directory = hf::files(&gguf, &request)?;
-    hf::check_shapes(&gguf, &request, &directory)?;
+    let directory = hf::checked_files(&gguf, &request)?;
     for note in &directory.notes {
         talk.note(note);
     }

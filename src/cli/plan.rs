@@ -4,6 +4,7 @@ use super::options::{PlanArgs, parse_size};
 use super::{Talk, print, print_json, text};
 use crate::error::{Result, shown};
 use crate::gguf::Gguf;
+use crate::hf;
 use crate::mapping::Part;
 use crate::plan::{Fate, Plan};
 use std::collections::BTreeMap;
@@ -24,6 +25,10 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     let (gguf, plan) = args.plan.plan()?;
     for note in gguf.notes().iter().chain(&plan.model.notes) {
         talk.note(note);
+    }
+    let request = plan.directory(args.plan.hf_config.clone(), args.plan.mappings.clone());
+    for note in hf::checked_files(&gguf, &request)?.notes {
+        talk.note(&note);
     }
     match args.json {
         true => print_json(&plan.to_json(&gguf, args.gpu_memory)),

@@ -191,11 +191,16 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
     Ok(Files { files, notes })
 }
 
-/// Refuses a config.json among `files` that contradicts the tensors of `gguf`.
-pub fn check_shapes(gguf: &Gguf, request: &Request, files: &Files) -> Result<()> {
-    let config = files.files.iter().find(|(name, _)| name == "config.json");
+/// As [`files`], with config.json held against the tensors' shapes.
+///
+/// # Errors
+/// Those of [`files`], and a config.json that contradicts the tensors.
+pub fn checked_files(gguf: &Gguf, request: &Request) -> Result<Files> {
+    let made = files(gguf, request)?;
+    let config = made.files.iter().find(|(name, _)| name == "config.json");
     let config = config.and_then(|(_, text)| serde_json::from_slice(text).ok()).unwrap_or_default();
-    Architecture::of(gguf, &request.tables())?.check_shapes(gguf, &config)
+    Architecture::of(gguf, &request.tables())?.check_shapes(gguf, &config)?;
+    Ok(made)
 }
 
 /// tokenizer.json and tokenizer_config.json from the GGUF.
