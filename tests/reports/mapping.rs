@@ -373,6 +373,10 @@ fn sec_07_sizes_in_the_metadata_are_held_against_the_tensors() {
         ("glm-dsa.embedding_length", 255, "token_embd.weight: shape"),
         ("glm-dsa.expert_feed_forward_length", 7, "blk.1.ffn_gate_exps.weight: shape"),
     ] {
-        refused(&glm.clone().set(key, value), &[], &[tensor, "the metadata is wrong"]);
+        let wrong = glm.clone().set(key, value);
+        refused(&wrong, &[], &[tensor, "the metadata is wrong"]);
+        let dir = tempfile::tempdir().unwrap();
+        let run = preshard().arg("plan").arg(wrong.write(dir.path().join("model.gguf"))).output().unwrap();
+        assert!(run.status.code() == Some(1) && stderr(&run).contains(tensor), "{}", stderr(&run));
     }
 }
