@@ -40,7 +40,7 @@ fn run(u: &mut Unstructured) -> Result<()> {
     match hf::files(&gguf, &request) {
         Err(error) => check_message(&error),
         Ok(files) => {
-            if let Err(error) = hf::check_shapes(&gguf, &request, &files) {
+            if let Err(error) = hf::checked_files(&gguf, &request) {
                 check_message(&error);
             }
             for note in files.notes {
