@@ -111,10 +111,10 @@ fn a_cold_file_stays_cold() {
     for _ in 0..4 {
         assert_eq!(direct(), first);
     }
-    // A part that someone else reads is taken from where it is.
+    // A part that someone else reads is taken from where it is; the kernel may have read on.
     file.read_exact_at(&mut vec![0; 16 << 20], 0).unwrap();
     let rest = direct();
-    assert!((1..=first - (8 << 20)).contains(&rest), "{rest} of {first}");
+    assert!(rest <= first - (8 << 20), "{rest} of {first}");
 }
 
 #[test]
@@ -179,16 +179,17 @@ fn a_directory_without_its_manifest_is_incomplete() {
 #[test]
 fn sec_08_names_never_leave_the_directory() {
     let (dir, manifest) = converted(1, &small());
-    fs::copy(file(&dir, 0), dir.path().parent().unwrap().join("preshard-outside.safetensors")).unwrap();
-    for name in
-        ["../preshard-outside.safetensors", "/etc/hostname", "a/../../x", "C:\\x", "", ".", "..", "a\0b"]
-    {
+    // Beside the directory, named after it: tests run at the same time.
+    let outside = dir.path().with_extension("safetensors");
+    fs::copy(file(&dir, 0), &outside).unwrap();
+    let sibling = format!("../{}", outside.file_name().unwrap().to_str().unwrap());
+    for name in [&sibling, "/etc/hostname", "a/../../x", "C:\\x", "", ".", "..", "a\0b"] {
         let mut evil = manifest.clone();
         evil.shards[0].file = name.into();
         rewrite(&dir, &evil);
         refused(dir.path(), 0, &["preshard.json", "leaves the directory"]);
     }
-    fs::remove_file(dir.path().parent().unwrap().join("preshard-outside.safetensors")).unwrap();
+    fs::remove_file(outside).unwrap();
 }
 
 #[test]

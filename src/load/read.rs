@@ -80,7 +80,7 @@ impl<'a> Source<'a> {
     }
 
     /// Reads from the page cache until something is not there; gives the number of bytes. A file
-    /// system that cannot do that reads all, as it likes.
+    /// system that cannot do that reads all, as it likes, and says nothing of the next range.
     fn read_cached(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let len = buffer.len();
         // Asking costs time, not asking has pages fetched that are then read again past the cache.
@@ -93,10 +93,7 @@ impl<'a> Source<'a> {
                 Ok(n) => break n,
                 Err(Errno::AGAIN) => break 0,
                 Err(Errno::INTR) => {}
-                Err(_) => {
-                    self.read(None, buffer, offset, 0..len)?;
-                    break len;
-                }
+                Err(_) => return self.read(None, buffer, offset, 0..len).map(|()| len),
             }
         };
         self.warm.store(done == len, Ordering::Relaxed);
