@@ -85,7 +85,7 @@ fn main() {
     if !args.dir.join(preshard::manifest::FILE_NAME).exists() {
         std::fs::create_dir_all(&args.dir).unwrap();
         for shard in directory::write(&args.dir, args.gpus as u64, &tensors(args.gib)).shards {
-            // Two GPUs at once lost a third while the disk still wrote.
+            // Two GPUs at once lost a third right after the files were written.
             std::fs::File::open(args.dir.join(shard.file)).unwrap().sync_all().unwrap();
         }
     }
