@@ -162,6 +162,7 @@ fn warm(args: &Args, device: &Device, shard: &Shard) {
             "8 threads, not verified".to_owned(),
             Options { threads: Some(8), verify: false, ..default.clone() },
         ),
+        ("16 threads".to_owned(), Options { threads: Some(16), ..default.clone() }),
         ("4 threads".to_owned(), Options { threads: Some(4), ..default.clone() }),
     ];
     if args.sweep {

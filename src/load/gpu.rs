@@ -26,6 +26,9 @@ const FILLING: usize = 16 << 20;
 const FILLING_COLD: usize = 32 << 20;
 /// Bytes whose copies are queued meanwhile, so that the link always has some.
 const QUEUED: usize = 16 << 20;
+/// Readers of a file in the page cache: more gained nothing, and where cores are scarce they lose
+/// to each other and to the driver's threads, so a quarter of the cores is left to those.
+const MAX_DEFAULT_COPYING: usize = 12;
 /// Bytes of one read at least.
 const SMALLEST_READ: usize = 64 << 10;
 
@@ -109,8 +112,7 @@ impl Shard {
         }
         let cores = numa::cores(device.info().numa_node);
         let stop = AtomicBool::new(false);
-        let threads = options.threads_for(cores.len(), 1);
-        let load = Load { shard: self, device, base, options, threads, cores, stop: &stop };
+        let load = Load { shard: self, device, base, options, share: cores.len(), cores, stop: &stop };
         load.run(Instant::now())?.ok_or_else(|| Error::device(device, "the load was stopped"))
     }
 }
@@ -135,8 +137,8 @@ pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Lo
                         })?;
                         let memory = device.alloc(bytes)?;
                         let cores = numa::cores(device.info().numa_node);
-                        let threads = options.threads_for(cores.len(), neighbours);
-                        let load = Load { shard, device, base: memory.ptr(), options, threads, cores, stop };
+                        let share = cores.len() / neighbours;
+                        let load = Load { shard, device, base: memory.ptr(), options, share, cores, stop };
                         Ok(load.run(start)?.map(|stats| Loaded { memory, entry: entry.clone(), stats }))
                     };
                     load().inspect_err(|_| stop.store(true, Ordering::Relaxed))
@@ -164,8 +166,10 @@ struct Load<'a> {
     /// Device address of the file's first byte.
     base: u64,
     options: &'a Options,
-    threads: usize,
+    /// The cores its threads may run on.
     cores: Vec<usize>,
+    /// How many of them are its own; other loads have the rest.
+    share: usize,
     /// Set by whoever fails; everyone looks before the next chunk.
     stop: &'a AtomicBool,
 }
@@ -221,12 +225,15 @@ impl Load<'_> {
         let bytes = self.shard.entry().bytes;
         let chunk = self.options.chunk;
         let source = Source::new(self.shard, self.options.method)?;
-        let filling = if source.is_cold() { FILLING_COLD } else { FILLING };
-        let piece = chunk.min(1 << (filling / self.threads.max(1)).max(SMALLEST_READ).ilog2());
+        let (filling, threads) = match source.is_cold() {
+            true => (FILLING_COLD, self.options.threads_for(self.share, Options::MAX_DEFAULT_THREADS)),
+            false => (FILLING, self.options.threads_for(self.share * 3 / 4, MAX_DEFAULT_COPYING)),
+        };
+        let piece = chunk.min(1 << (filling / threads).max(SMALLEST_READ).ilog2());
         let pieces = bytes.div_ceil(piece as u64);
         let chunks = bytes.div_ceil(chunk as u64);
         let most = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
-        let threads = self.threads.min(most(pieces)).max(1);
+        let threads = threads.min(most(pieces)).max(1);
         let slots = (threads * piece + QUEUED).div_ceil(chunk).min(most(chunks));
         let per_leaf = (LEAF / chunk as u64) as u32;
         let progress = Progress {

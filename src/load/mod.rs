@@ -85,9 +85,9 @@ impl Options {
         }
     }
 
-    /// Threads for one of `shards` loads that share `cores` cores.
-    fn threads_for(&self, cores: usize, shards: usize) -> usize {
-        self.threads.unwrap_or_else(|| (cores / shards.max(1)).clamp(2, Self::MAX_DEFAULT_THREADS))
+    /// Reader threads of a load that has `cores` cores for them: one each, `most` at most.
+    fn threads_for(&self, cores: usize, most: usize) -> usize {
+        self.threads.unwrap_or(cores.clamp(2, most))
     }
 }
 
