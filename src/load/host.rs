@@ -56,7 +56,7 @@ impl Shard {
             .map_err(|e| Error::io(self.path(), "get the memory for", e))?;
         let _ = memory.advise(memmap2::Advice::HugePage); // only faster
         let source = Source::new(self, options.method)?;
-        let threads = options.threads_for(numa::cores(None).len(), Options::MAX_DEFAULT_THREADS);
+        let threads = options.threads_for(numa::cores(None).len());
         let mut found = vec![[0; 32]; self.leaves().len()];
         let failed = AtomicBool::new(false);
         let work = Mutex::new(memory.chunks_mut(LEAF as usize).zip(&mut found).enumerate());

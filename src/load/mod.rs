@@ -85,9 +85,9 @@ impl Options {
         }
     }
 
-    /// Reader threads of a load that has `cores` cores for them: one each, `most` at most.
-    fn threads_for(&self, cores: usize, most: usize) -> usize {
-        self.threads.unwrap_or(cores.clamp(2, most))
+    /// Reader threads of a load that has `cores` cores for them.
+    fn threads_for(&self, cores: usize) -> usize {
+        self.threads.unwrap_or(cores.clamp(2, Self::MAX_DEFAULT_THREADS))
     }
 }
 
