@@ -9,6 +9,7 @@ use crate::manifest::{self, LEAF, Manifest};
 use crate::mapping::Part;
 use crate::plan::shard::{ShardPlan, TensorPlan};
 use crate::plan::{Layout, Plan};
+use crate::source_pages::{Place, SourcePages};
 use crate::store::{Output, ShardFile, Work};
 use crate::workers;
 use std::path::Path;
@@ -24,8 +25,6 @@ const CHECKPOINT_TIME: Duration = Duration::from_secs(10);
 /// Environment variable with another number than [`CHECKPOINT_BYTES`], so that faults can be tried on
 /// models of less than many gigabytes.
 const CHECKPOINT: &str = "PRESHARD_CHECKPOINT_BYTES";
-/// How far ahead of the workers the source is read: two stretches of eight ranks' leaves.
-const READ_AHEAD: u64 = 256 << 20;
 
 /// How to run a plan; none of it changes the bytes.
 pub struct Settings<'a> {
@@ -80,7 +79,7 @@ pub struct Outcome {
 /// One leaf to do.
 struct Job {
     /// Where its source begins: file and offset.
-    source: (usize, u64),
+    source: Place,
     shard: usize,
     leaf: u64,
 }
@@ -118,13 +117,15 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
             files,
             written: Mutex::default(),
             due: Condvar::new(),
-            ahead: Mutex::default(),
+            pages: SourcePages::new(gguf),
             checkpoint: std::env::var(CHECKPOINT)
                 .ok()
                 .and_then(|n| n.parse().ok())
                 .unwrap_or(CHECKPOINT_BYTES),
         };
-        run.all(journal, records)
+        let records = run.all(journal, records);
+        run.pages.finish();
+        records
     });
     match result {
         Ok(records) => {
@@ -182,8 +183,7 @@ struct Run<'a> {
     written: Mutex<Written>,
     /// Wakes the thread that syncs.
     due: Condvar,
-    /// How far the source has been asked for ahead of its use: file and offset.
-    ahead: Mutex<(usize, u64)>,
+    pages: SourcePages<'a>,
     /// Bytes after which to sync.
     checkpoint: u64,
 }
@@ -261,9 +261,10 @@ impl Run<'_> {
     }
 
     fn one(&self, evaluator: &Evaluator, job: &Job, buffer: &mut Vec<u8>) -> Result<()> {
-        self.read_ahead(job.source);
+        self.pages.begin(job.source);
         let shard = self.shards[job.shard];
         let findings = evaluator.leaf(shard, job.leaf, buffer)?;
+        self.pages.end(job.source);
         let hash = hash::leaf(buffer, job.leaf, shard.bytes);
         self.files[job.shard].write(buffer, job.leaf * LEAF)?;
         let bytes = buffer.len() as u64;
@@ -280,23 +281,6 @@ impl Run<'_> {
         }
         (self.settings.progress)(Progress::Wrote(bytes));
         Ok(())
-    }
-
-    /// Asks the kernel for the source some way ahead of its use, so that the disk reads while the
-    /// workers compute. Mapped pages read on demand come in small pieces.
-    fn read_ahead(&self, (file, offset): (usize, u64)) {
-        // One worker at a time is enough; the others have better things to do.
-        let Ok(mut ahead) = self.ahead.try_lock() else { return };
-        let wanted = (file, offset + READ_AHEAD);
-        if *ahead >= wanted {
-            return;
-        }
-        let from = if ahead.0 == file { ahead.1.max(offset) } else { offset };
-        *ahead = wanted;
-        let length = std::num::NonZeroU64::new(wanted.1 - from);
-        // Advice only: what fails here is read when it is touched.
-        let _ =
-            rustix::fs::fadvise(self.gguf.files()[file].file(), from, length, rustix::fs::Advice::WillNeed);
     }
 
     /// Syncs what is written, every so often and at the end, then says so in the journal.

@@ -28,6 +28,8 @@ pub mod mapping;
 pub mod plan;
 pub mod quant;
 #[cfg(feature = "convert")]
+mod source_pages;
+#[cfg(feature = "convert")]
 pub mod store;
 #[cfg(feature = "convert")]
 pub mod verify;

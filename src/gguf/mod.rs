@@ -16,9 +16,10 @@ pub use metadata::{Array, Element, Metadata, Value};
 
 use crate::error::{Error, Result};
 use crate::quant::GgmlType;
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 use splits::Opened;
 use std::fs::File;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -87,6 +88,16 @@ impl SourceFile {
     /// that reads on a large scale knows its own.
     pub fn bytes(&self) -> &[u8] {
         &self.map
+    }
+    /// Gives the mapped pages of a byte range back; they are fetched again when they are touched.
+    pub fn unmap(&self, range: Range<u64>) {
+        let end = range.end.min(self.map.len() as u64);
+        let begin = range.start.min(end);
+        // SAFETY: the mapping is of a file and was never written to, so the pages that are dropped come
+        // back from the file with what a first access would have found.
+        let _ = unsafe {
+            self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, begin as usize, (end - begin) as usize)
+        };
     }
     /// When it was last written to, as it was opened; `None` where the file system does not tell.
     pub fn modified(&self) -> Option<SystemTime> {

@@ -11,7 +11,7 @@
 //! handed out. All copies and hashes are done, and the device synchronised, before a load returns:
 //! the memory may be used on any stream at once.
 
-mod cached;
+pub(crate) mod cached;
 mod directory;
 #[cfg(feature = "cuda")]
 mod gpu;
