@@ -1,9 +1,9 @@
 //! Runs a plan: leaves in parallel, hashes in the flow, a journal, and nothing visible before the end.
 
 use crate::error::{Error, Result};
-use crate::eval::{Decoder, Evaluator, leaf_range, source_order};
+use crate::eval::{Decoder, Evaluator, source_order};
 use crate::gguf::Gguf;
-use crate::hash;
+use crate::hash::{self, leaf_range};
 use crate::journal::{Journal, Record, Records};
 use crate::manifest::{self, LEAF, Manifest};
 use crate::mapping::Part;

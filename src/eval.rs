@@ -5,7 +5,7 @@
 
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
-use crate::manifest::LEAF;
+use crate::hash::leaf_range;
 use crate::plan::Plan;
 use crate::plan::shard::{Band, Fill, ShardPlan};
 use crate::plan::tensors::{Order, View};
@@ -50,11 +50,6 @@ pub struct Evaluator<'a> {
 pub struct Findings {
     /// Index of a tensor in the shard, and its non-finite blocks that start in this leaf.
     pub nonfinite: Vec<(usize, u64)>,
-}
-
-/// The byte range of a leaf in a file of `bytes` bytes.
-pub fn leaf_range(leaf: u64, bytes: u64) -> Range<u64> {
-    leaf * LEAF..((leaf + 1) * LEAF).min(bytes)
 }
 
 /// Where in the source a leaf's first sourced byte lies: file and offset. Leaves in this order read

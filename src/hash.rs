@@ -8,10 +8,16 @@
 use crate::error::{Error, Result, shown};
 use crate::manifest::LEAF;
 use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
+use std::ops::Range;
 
 /// Leaves of a file of `file_bytes` bytes; an empty file has none in the manifest.
 pub fn leaves(file_bytes: u64) -> u64 {
     file_bytes.div_ceil(LEAF)
+}
+
+/// The byte range of a leaf in a file of `bytes` bytes.
+pub fn leaf_range(leaf: u64, bytes: u64) -> Range<u64> {
+    leaf * LEAF..((leaf + 1) * LEAF).min(bytes)
 }
 
 /// The value of leaf `index` of a file of `file_bytes` bytes: its chaining value, or the file's hash when
@@ -24,8 +30,8 @@ pub fn leaf(bytes: &[u8], index: u64, file_bytes: u64) -> [u8; 32] {
     leaf_of(LEAF, bytes, index, file_bytes)
 }
 
-/// The BLAKE3 hash of a file of `file_bytes` bytes from the values of its leaves, in order. No leaves are
-/// those of an empty file.
+/// The BLAKE3 hash of a file of `file_bytes` bytes from the values of its leaves, in order. An
+/// empty slice means an empty file.
 ///
 /// # Panics
 ///

@@ -25,6 +25,8 @@ pub mod manifest;
 #[cfg(feature = "convert")]
 pub mod mapping;
 #[cfg(feature = "convert")]
+pub mod merge;
+#[cfg(feature = "convert")]
 pub mod plan;
 pub mod quant;
 #[cfg(feature = "convert")]

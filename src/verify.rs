@@ -2,9 +2,9 @@
 
 use crate::convert::Progress;
 use crate::error::{Error, Result};
-use crate::eval::{Decoder, Evaluator, leaf_range};
+use crate::eval::{Decoder, Evaluator};
 use crate::gguf::Gguf;
-use crate::hash;
+use crate::hash::{self, leaf_range};
 use crate::manifest::{self, Manifest, Shard};
 use crate::mapping::Tables;
 use crate::plan::{Options, Plan};

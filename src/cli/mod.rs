@@ -6,6 +6,7 @@
 mod convert;
 mod inspect;
 mod load;
+mod merge;
 mod options;
 mod plan;
 mod progress;
@@ -43,6 +44,8 @@ enum Command {
     Convert(convert::Args),
     /// Check a converted directory against its hashes, or against the GGUF it was made from.
     Verify(verify::Args),
+    /// Join the ranks that several hosts converted into one directory.
+    Merge(merge::Args),
     /// Load shards to the GPUs as an engine would, verify them there and show the speed.
     Load(load::Args),
 }
@@ -81,6 +84,7 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(args, talk),
         Command::Convert(args) => convert::run(args, talk),
         Command::Verify(args) => verify::run(args, talk),
+        Command::Merge(args) => merge::run(args, talk),
         Command::Load(args) => load::run(args, talk),
     };
     match result {

@@ -78,6 +78,11 @@ impl Directory {
         Ok(Directory { path, manifest: Arc::new(manifest) })
     }
 
+    /// Where it lies, free of symbolic links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The manifest.
     pub fn manifest(&self) -> &Arc<Manifest> {
         &self.manifest
