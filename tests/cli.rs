@@ -167,6 +167,30 @@ fn a_reader_that_went_away_is_no_error() {
 }
 
 #[test]
+fn load_refuses_ranks_that_are_not_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let source = llama();
+    let run = |args: &[&str]| preshard().args(args).arg(&out).output().unwrap();
+    assert!(
+        run(&["convert", &source, "--tp", "2", "--weights", "bf16", "--ranks", "0", "-o"]).status.success()
+    );
+    for (ranks, why) in [
+        ("2", "--ranks: rank 2 of 2; the last is 1"),
+        ("0,7", "--ranks: rank 7 of 2; the last is 1"),
+        ("0-1", "--ranks: rank 1 is not in this directory"),
+    ] {
+        let refused = run(&["load", "--device", "cpu", "--ranks", ranks]);
+        assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains(why), "{}", stderr(&refused));
+        assert!(stdout(&refused).is_empty());
+    }
+    let loaded = run(&["load", "--device", "cpu", "--ranks", "0"]);
+    assert!(loaded.status.success(), "{}", stderr(&loaded));
+    assert_eq!(stdout(&loaded).lines().count(), 1);
+}
+
+#[test]
 fn a_new_architecture_is_two_tables_and_no_rust() {
     let dir = tempfile::tempdir().unwrap();
     // llama under a name of the same length that no table compiled in knows.

@@ -222,6 +222,37 @@ fn spl_03_one_file_that_was_merged() {
     }
 }
 
+/// Tools that join splits by hand keep the first file's keys; `split.tensors.count` proves the file whole.
+#[test]
+fn spl_03_one_file_that_was_joined_and_kept_its_split_count() {
+    let joined = model().kv("split.no", 0u16).kv("split.count", 3u16).kv("split.tensors.count", 6i32);
+    for name in ["joined.gguf".to_owned(), split_name("m", 1, 3), split_name("m", 1, 2)] {
+        let directory = directory();
+        let path = joined.write(directory.path().join(name));
+        for input in [path.clone(), directory.path().to_owned()] {
+            let gguf = open(&[input]).unwrap();
+            holds_model(&gguf);
+            let notes = gguf.notes().join("\n");
+            assert!(notes.contains("split 1 of 3") && notes.contains("all 6 tensors"), "{notes}");
+        }
+        // Fewer tensors than the set has, or a file that counts itself as another split.
+        for (key, value) in [("split.tensors.count", 7), ("split.no", 1)] {
+            joined.clone().set(key, value).write(&path);
+            let message = refused(std::slice::from_ref(&path), &[]);
+            assert!(message.contains("missing") || message.contains("split"), "{message}");
+        }
+        joined.clone().unset("split.tensors.count").write(&path);
+        refused(&[path], &[]);
+    }
+    // A set whose later files are empty is the set it says it is, from any of its files.
+    let directory = directory();
+    for path in write_splits(directory.path(), "m", &model().splits(&[6, 0, 0])) {
+        let gguf = open(&[path]).unwrap();
+        assert_eq!(holds_model(&gguf).len(), 3);
+        assert!(gguf.notes().is_empty());
+    }
+}
+
 #[test]
 fn spl_04_first_split_holds_metadata_alone() {
     let directory = directory();

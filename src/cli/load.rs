@@ -5,6 +5,7 @@ use super::{Talk, print, print_json, text};
 use crate::device::{self, Choice};
 use crate::error::{Error, Result};
 use crate::load::{Directory, Options, Shard, Stats};
+use crate::manifest;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -46,12 +47,27 @@ struct Row {
 
 pub fn run(args: Args, talk: Talk) -> Result<()> {
     let directory = Directory::open(&args.dir)?;
-    let tp = directory.manifest().policy.tp;
-    let shards = directory.select(|s| {
-        args.ranks.as_ref().is_none_or(|r| r.0.contains(&s.pp.saturating_mul(tp).saturating_add(s.tp)))
-    })?;
+    let manifest = directory.manifest();
+    let (tp, pp) = (manifest.policy.tp, manifest.policy.pp);
+    let rank_of = |s: &manifest::Shard| s.pp.saturating_mul(tp).saturating_add(s.tp);
+    if let Some(Ranks(ranks)) = &args.ranks {
+        let world = tp.saturating_mul(pp);
+        if let Some(rank) = ranks.iter().find(|r| **r >= world) {
+            return Err(Error::request(
+                "--ranks",
+                format!("rank {rank} of {world}; the last is {}", world.saturating_sub(1)),
+            ));
+        }
+        if let Some(rank) = ranks.iter().find(|r| !manifest.shards.iter().any(|s| rank_of(s) == **r)) {
+            return Err(Error::request(
+                "--ranks",
+                format!("rank {rank} is not in this directory: convert it, or leave it out"),
+            ));
+        }
+    }
+    let shards = directory.select(|s| args.ranks.as_ref().is_none_or(|r| r.0.contains(&rank_of(s))))?;
     if shards.is_empty() {
-        return Err(Error::request("--ranks", "the directory holds none of these ranks"));
+        return Err(Error::shards(args.dir.display(), "its manifest names no shard: convert again"));
     }
     let options = Options { threads: args.threads, verify: !args.no_verify, ..Options::default() };
     let rows = match args.device {

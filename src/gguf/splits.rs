@@ -27,7 +27,7 @@ pub(super) fn find(inputs: &[PathBuf], notes: &mut Vec<String>) -> Result<Vec<Op
     let files = match inputs {
         [] => return Err(Error::request("GGUF", "no file given: give a file, a directory or all splits")),
         [one] if one.is_dir() => from_directory(one, notes)?,
-        [one] => from_member(open(one)?)?,
+        [one] => from_member(open(one)?, notes)?,
         many => from_list(many)?,
     };
     check_set(&files, notes)?;
@@ -133,10 +133,32 @@ fn split_count(file: &Opened) -> Result<u64> {
     Ok(count)
 }
 
-fn from_member(member: Opened) -> Result<Vec<Opened>> {
+/// Whether a file that says it is the first of several splits holds every tensor of the set all the same:
+/// some tools join splits and leave `split.count` as it was.
+fn joined(file: &Opened) -> Result<bool> {
+    let metadata = &file.header.metadata;
+    Ok(split_count(file)? > 1
+        && metadata.count("split.no")?.unwrap_or(0) == 0
+        && metadata.count("split.tensors.count")? == Some(file.header.entries.len() as u64))
+}
+
+fn from_member(member: Opened, notes: &mut Vec<String>) -> Result<Vec<Opened>> {
     let count = split_count(&member)?;
     let name = Name::parse(&member.path);
     if count == 1 && name.as_ref().is_none_or(|(name, _)| name.count() <= 1) {
+        return Ok(vec![member]);
+    }
+    // Where all files of the set are there, they are taken as the set they are.
+    let whole_set = name.as_ref().is_some_and(|(name, _)| {
+        name.count() == count && (1..=count).all(|number| name.path(number).exists())
+    });
+    if !whole_set && joined(&member)? {
+        notes.push(format!(
+            "{}: its metadata says split 1 of {count}, but it holds all {} tensors of the set \
+             (split.tensors.count): taken as whole",
+            shown_path(&member.path),
+            member.header.entries.len()
+        ));
         return Ok(vec![member]);
     }
     let Some((name, number)) = name else {
@@ -306,7 +328,7 @@ fn from_directory(directory: &Path, notes: &mut Vec<String>) -> Result<Vec<Opene
     match models.pop() {
         Some((_, first)) => {
             notes.extend(others.into_iter().map(|other| format!("left aside {other}")));
-            from_member(first?)
+            from_member(first?, notes)
         }
         None if !others.is_empty() => Err(Error::source_file(
             directory,
@@ -347,7 +369,8 @@ fn check_set(files: &[Opened], notes: &mut Vec<String>) -> Result<()> {
             total,
             "the tensors of all files",
         );
-        if let Some((name, number)) = Name::parse(&file.path)
+        if !(count == 1 && joined(file)?)
+            && let Some((name, number)) = Name::parse(&file.path)
             && (name.count() != count || number != index + 1)
         {
             problems.push(Error::source_file(
