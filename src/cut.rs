@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+/// More ranks or pipeline stages are a mistake.
+pub const MAX_PARTS: u64 = 4096;
+
 /// An equal share of `n` items, or `None` when `parts` does not divide `n`.
 pub fn share(n: u64, parts: u64, part: u64) -> Option<Range<u64>> {
     n.is_multiple_of(parts).then(|| n / parts * part..n / parts * (part + 1))

@@ -4,7 +4,6 @@
 pub mod cli;
 #[cfg(feature = "convert")]
 pub mod convert;
-#[cfg(feature = "convert")]
 pub mod cut;
 #[cfg(feature = "convert")]
 pub mod device;

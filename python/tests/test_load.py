@@ -152,6 +152,50 @@ def test_truncated_and_stray_files(own_llama: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "value", "text"),
+    [
+        (("policy", "tp"), 4, "vocab_rows"),
+        (("policy", "pp"), 2, "stages"),
+        (("policy", "stages"), [0, 1], "stages"),
+        (("policy", "layout"), "hf", "layout"),
+        (("policy", "weights"), "f16", "dtype BF16, with --weights f16"),
+        (("policy", "weights"), "best", "expected keep or bf16 or f16 or f32"),
+        (("model", "layers"), 3, "stages"),
+        (("model", "vocab"), 1, "vocab_rows"),
+        (("model", "vocab_padded"), 1 << 40, "vocab_rows"),
+        (("model", "experts"), 8, "experts"),
+        (("model", "class"), "MistralForCausalLM", "config.json: names the class LlamaForCausalLM"),
+        (("shards", 1, "tp"), 0, "whose file is called model-rank-0-part-0.safetensors"),
+        (("shards", 1, "tp"), 2, "rank 2 of 1 stages of 2 ranks"),
+        (("shards", 1, "pp"), 1, "stage 1"),
+        (("shards", 1, "part"), "mtp", "mtp"),
+        (("shards", 1, "vocab_rows"), [0, 256], "vocab_rows"),
+        (("shards", 1, "experts"), [0], "experts"),
+        (("shards", 1, "blake3"), "0" * 64, "do not fold"),
+        (("shards", 1, "tensors", 0, "name"), "x", "not as in model-rank-0"),
+        (("shards", 1, "tensors", 0, "dtype"), "F32", "bytes"),
+        (("shards", 1, "tensors", 0, "shape"), [1], "bytes"),
+        (("shards", 1, "tensors", 0, "members"), [], "without members"),
+        (("shards", 1, "tensors", 0, "members", 0, "rows"), [0, 1], "row"),
+        (("shards", 1, "tensors", 0, "members", 0, "types"), ["q9_9"], "expected a float or quantised"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself(
+    own_llama: Path, place: tuple[str | int, ...], value: object, text: str
+) -> None:
+    path = own_llama / "preshard.json"
+    manifest = json.loads(path.read_text())
+    at = manifest
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(preshard.ShardsError, match=text) as error:
+        preshard.load(own_llama)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ({"device": "tpu"}, "expected cpu, cuda or cuda:N"),

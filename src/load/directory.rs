@@ -7,6 +7,7 @@ use crate::manifest::{self, Manifest};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,8 +60,7 @@ impl Directory {
     pub fn open(dir: &Path) -> Result<Directory> {
         let path = dir.canonicalize().map_err(|e| Error::io(dir, "open", e))?;
         let manifest = Manifest::read(&path)?;
-        let problems = manifest.shards.iter().filter_map(|s| check_entry(&path, s).err()).collect();
-        Error::all(problems)?;
+        check_config(&path, &manifest)?;
         let known: BTreeSet<&str> = manifest.shards.iter().map(|s| s.file.as_str()).collect();
         let mut extra = Vec::new();
         for entry in std::fs::read_dir(&path).map_err(|e| Error::io(&path, "list", e))? {
@@ -219,27 +219,40 @@ impl Shard {
     }
 }
 
-/// What the manifest says of one shard, against itself.
-fn check_entry(dir: &Path, shard: &manifest::Shard) -> Result<()> {
-    let bad = |detail: &str| {
-        Err(Error::shards(
-            dir.join(manifest::FILE_NAME).display(),
-            format!("{}: {detail}", shown(&shard.file)),
-        ))
+/// config.json, where it lies beside the shards, is the one that was converted and names the same class.
+fn check_config(dir: &Path, manifest: &Manifest) -> Result<()> {
+    const NAME: &str = "config.json";
+    let Some(entry) = manifest.files.iter().find(|f| f.file == NAME) else { return Ok(()) };
+    let path = dir.join(NAME);
+    let bad = |detail: String| Err(Error::shards(path.display(), detail));
+    let bytes = match File::open(&path) {
+        // A host may hold its ranks' files alone.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(Error::io(&path, "open", e)),
+        Ok(file) => {
+            let size = file.metadata().map_err(|e| Error::io(&path, "open", e))?.len();
+            if size != entry.bytes || size > header::MAX_HEADER {
+                return bad(format!("{size} bytes, expected {}: copy the file again", entry.bytes));
+            }
+            let mut bytes = Vec::new();
+            file.take(size).read_to_end(&mut bytes).map_err(|e| Error::io(&path, "read", e))?;
+            bytes
+        }
     };
-    if shard.bytes < 8 || shard.data_start < 8 || !shard.data_start.is_multiple_of(4096) {
-        return bad("data starts at no multiple of 4096");
+    if blake3::hash(&bytes).to_hex().as_str() != entry.blake3 {
+        return bad("its hash is not the manifest's: copy the file again, or convert again".into());
     }
-    let leaves = shard.leaves.iter().map(|l| hash::from_hex(l)).collect::<Result<Vec<_>>>();
-    let Ok(leaves) = leaves else { return bad("a leaf hash that is none") };
-    if !hash::from_hex(&shard.blake3).is_ok_and(|h| h == hash::fold(&leaves, shard.bytes)) {
-        return bad("its leaf hashes do not fold to its hash");
+    let class = serde_json::from_slice::<serde_json::Value>(&bytes)
+        .ok()
+        .and_then(|config| config["architectures"][0].as_str().map(str::to_owned));
+    match class {
+        Some(class) if class == manifest.model.class => Ok(()),
+        class => bad(format!(
+            "names the class {}, the manifest {}",
+            class.map_or_else(|| "of no architecture".into(), |c| shown(&c)),
+            shown(&manifest.model.class)
+        )),
     }
-    let mut names = BTreeSet::new();
-    if !shard.tensors.iter().all(|t| names.insert(&t.name)) {
-        return bad("a tensor twice");
-    }
-    Ok(())
 }
 
 /// The file's own header says what the manifest says, tensor by tensor.

@@ -9,7 +9,7 @@ pub mod shard;
 pub mod symbols;
 pub mod tensors;
 
-use crate::cut;
+use crate::cut::{self, MAX_PARTS};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::hf;
@@ -18,9 +18,6 @@ use params::{Form, Param};
 use shard::ShardPlan;
 use std::path::PathBuf;
 use tensors::{Drop, Model};
-
-/// More ranks or pipeline stages are a mistake.
-pub const MAX_PARTS: u64 = 4096;
 
 /// What to do with tensors that a policy decides about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Writes converted directories of random bytes, for tests and benches of the loader.
 
 use preshard::hash;
-use preshard::manifest::{FILE_NAME, LEAF, Manifest, Model, Policy, SCHEMA, Shard, Tensor};
+use preshard::manifest::{FILE_NAME, LEAF, Manifest, Member, Model, Policy, SCHEMA, Shard, Source, Tensor};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -12,16 +12,17 @@ pub type Spec = (String, &'static str, Vec<u64>);
 
 /// Writes one shard of `tensors` per rank and the manifest into `dir`.
 pub fn write(dir: &Path, ranks: u64, tensors: &[Spec]) -> Manifest {
+    let layers = tensors.iter().filter_map(|(name, ..)| layer(name)).max().map_or(1, |last| last + 1);
     let manifest = Manifest {
         schema: SCHEMA,
         tool: "preshard test".into(),
         plan: "0".repeat(64),
-        sources: Vec::new(),
+        sources: vec![Source { file: "test.gguf".into(), bytes: 1, header_blake3: "0".repeat(64) }],
         model: Model {
             architecture: "test".into(),
             class: "Test".into(),
             layout: "vllm-dsa".into(),
-            layers: 1,
+            layers,
             vocab: 0,
             vocab_padded: 0,
             experts: 0,
@@ -30,7 +31,7 @@ pub fn write(dir: &Path, ranks: u64, tensors: &[Spec]) -> Manifest {
             tp: ranks,
             pp: 1,
             ep: false,
-            stages: vec![0, 1],
+            stages: vec![0, layers],
             layout: "vllm".into(),
             max_file_size: 50_000_000_000,
             weights: "keep".into(),
@@ -45,6 +46,24 @@ pub fn write(dir: &Path, ranks: u64, tensors: &[Spec]) -> Manifest {
     };
     std::fs::write(dir.join(FILE_NAME), manifest.to_bytes()).unwrap();
     manifest
+}
+
+/// The layer in a name such as `model.layers.3.norm.weight`.
+fn layer(name: &str) -> Option<u64> {
+    name.split('.').nth(2).and_then(|part| part.parse().ok())
+}
+
+/// A float tensor is made of one GGUF tensor of its own dtype; bytes are constants.
+fn members(name: &str, dtype: &str, shape: &[u64]) -> Vec<Member> {
+    let Some(&rows) = shape.first().filter(|_| dtype != "U8") else { return Vec::new() };
+    let hf = if layer(name).is_some() { name.to_owned() } else { format!("model.layers.0.{name}") };
+    vec![Member {
+        hf,
+        from: vec![name.to_owned()],
+        types: vec![dtype.to_lowercase()],
+        rows: [0, rows],
+        row_bytes: None,
+    }]
 }
 
 /// Bytes of one tensor.
@@ -94,7 +113,7 @@ fn write_shard(dir: &Path, tp: u64, tensors: &[Spec]) -> Shard {
                 offset: offset - bytes,
                 bytes,
                 logical: None,
-                members: Vec::new(),
+                members: members(name, dtype, shape),
                 decoded: None,
                 nonfinite: 0,
                 aliases: Vec::new(),
@@ -140,7 +159,7 @@ fn write_shard(dir: &Path, tp: u64, tensors: &[Spec]) -> Shard {
         blake3: hash::to_hex(&hash::fold(&values, total)),
         leaves: values.iter().map(hash::to_hex).collect(),
         experts: Vec::new(),
-        vocab_rows: None,
+        vocab_rows: Some([0, 0]),
         tensors,
     }
 }

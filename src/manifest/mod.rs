@@ -3,9 +3,10 @@
 //! Written last, so that a directory without it is incomplete. It holds no times, no host names
 //! and no absolute paths: the same input and options give the same bytes.
 
+mod check;
+
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The name of the manifest in a converted directory.
@@ -221,8 +222,10 @@ impl Manifest {
     pub fn from_slice(bytes: &[u8], path: &Path) -> Result<Manifest> {
         let manifest: Manifest = serde_json::from_slice(bytes)
             .map_err(|e| Error::shards(path.display(), format!("not a manifest: {e}")))?;
-        manifest.check(path)?;
-        Ok(manifest)
+        match check::problem(&manifest) {
+            Some(detail) => Err(Error::shards(path.display(), detail)),
+            None => Ok(manifest),
+        }
     }
 
     /// The manifest as the bytes of its file.
@@ -230,54 +233,5 @@ impl Manifest {
         let mut bytes = serde_json::to_vec_pretty(self).expect("a manifest has string keys only");
         bytes.push(b'\n');
         bytes
-    }
-
-    /// Everything that can be said without opening another file.
-    fn check(&self, path: &Path) -> Result<()> {
-        let bad = |detail: String| Err(Error::shards(path.display(), detail));
-        if self.schema != SCHEMA {
-            return bad(format!("schema {}, expected {SCHEMA}: use the preshard that wrote it", self.schema));
-        }
-        let mut names = BTreeMap::new();
-        for (file, bytes) in self
-            .shards
-            .iter()
-            .map(|s| (&s.file, s.bytes))
-            .chain(self.files.iter().map(|f| (&f.file, f.bytes)))
-        {
-            if file.is_empty() || file.starts_with('.') || file.contains(['/', '\\', ':', '\0']) {
-                return bad(format!("file name {:?} leaves the directory", crate::error::shown(file)));
-            }
-            if names.insert(file, bytes).is_some() {
-                return bad(format!("file name {:?} twice", crate::error::shown(file)));
-            }
-        }
-        for shard in &self.shards {
-            if shard.leaves.len() as u64 != shard.bytes.div_ceil(LEAF) {
-                return bad(format!(
-                    "{}: {} leaf hashes for {} bytes",
-                    shard.file,
-                    shard.leaves.len(),
-                    shard.bytes
-                ));
-            }
-            let mut end = shard.data_start;
-            for tensor in &shard.tensors {
-                if tensor.offset != end {
-                    return bad(format!(
-                        "{}: tensor {} starts at {}, expected {end}",
-                        shard.file, tensor.name, tensor.offset
-                    ));
-                }
-                end = match end.checked_add(tensor.bytes) {
-                    Some(end) if end <= shard.bytes => end,
-                    _ => return bad(format!("{}: tensor {} ends past the file", shard.file, tensor.name)),
-                };
-            }
-            if end != shard.bytes {
-                return bad(format!("{}: tensors end at {end}, the file at {}", shard.file, shard.bytes));
-            }
-        }
-        Ok(())
     }
 }
