@@ -78,8 +78,11 @@ pub struct TensorRule {
     /// Layers, `first..end` over symbols; all of them when absent.
     #[serde(rename = "in")]
     pub layers: Option<String>,
-    /// A symbol that must not be 0 for the rule to apply (`!symbol`: must be 0).
+    /// A symbol that must not be 0 for the rule to apply (`!symbol`: must be 0; `symbol=2`: must be 2).
     pub when: Option<String>,
+    /// GGUF names, `{L}` for any layer: the rule applies only where the file has one of them.
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub with: Vec<String>,
     /// The file may lack it.
     #[serde(default)]
     pub optional: bool,
@@ -106,6 +109,9 @@ pub enum Via {
     Experts,
     /// One stacked tensor of gate and up rows to two tensors per expert.
     ExpertsGateUp,
+    /// A vector of zeros, as long as the GGUF tensor has rows: a bias that the class declares and the
+    /// file lacks, which computes the same.
+    Zeros,
 }
 
 /// GGUF tensors that are left out, and why.
@@ -251,6 +257,22 @@ fn one_or_many<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
     })
 }
 
+/// The key of a table that names the one it builds on.
+const EXTENDS: &str = "extends";
+/// Tables that extend each other past which they are taken for a circle.
+const MAX_EXTENDS: usize = 8;
+
+/// Puts `over` on `table`: tables are joined key by key, lists end to end, of anything else the upper wins.
+fn lay_over(table: &mut toml::Table, over: toml::Table) {
+    for (key, value) in over {
+        match (table.get_mut(&key), value) {
+            (Some(toml::Value::Table(below)), toml::Value::Table(over)) => lay_over(below, over),
+            (Some(toml::Value::Array(below)), toml::Value::Array(over)) => below.extend(over),
+            (_, value) => drop(table.insert(key, value)),
+        }
+    }
+}
+
 macro_rules! compiled_in {
     ($($folder:literal : [$($name:literal),* $(,)?]),*) => {
         /// The tables compiled in: folder, name and text.
@@ -260,13 +282,20 @@ macro_rules! compiled_in {
 }
 compiled_in!(
     "arch": ["deepseek2", "glm-dsa", "llama", "qwen2", "qwen3", "qwen3moe"],
-    "config": ["deepseek2", "glm-dsa", "llama", "qwen2", "qwen3", "qwen3moe"],
+    "config": [
+        "_common", "_dense", "_grouped", "_latent", "deepseek2", "glm-dsa", "llama", "qwen2", "qwen3", "qwen3moe"
+    ],
     "engine": ["hf", "vllm-dense", "vllm-dsa", "vllm-mla"]
 );
 
 /// The built-in tables of a folder: name and text.
 pub(crate) fn built_in(folder: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     BUILTIN.iter().filter(move |(f, ..)| *f == folder).map(|(_, name, text)| (*name, *text))
+}
+
+/// The built-in tables of a folder that stand for themselves; the others (`_common`) are extended.
+pub(crate) fn built_in_names(folder: &str) -> impl Iterator<Item = &'static str> {
+    built_in(folder).map(|(name, _)| name).filter(|name| !name.starts_with('_'))
 }
 
 /// Where mapping tables come from: the built-in ones, or a directory that overrides them.
@@ -311,18 +340,55 @@ impl Tables<'_> {
         Ok((engine, text))
     }
 
-    fn read<T: serde::de::DeserializeOwned>(&self, folder: &str, name: &str) -> Result<(T, String)> {
+    /// The table `folder/name.toml`, with what it extends, and the texts of all of them.
+    pub(crate) fn read<T: serde::de::DeserializeOwned>(
+        &self,
+        folder: &str,
+        name: &str,
+    ) -> Result<(T, String)> {
         let text = self.text(folder, name)?;
-        match toml::from_str(&text) {
-            Ok(table) => Ok((table, text)),
-            Err(e) => {
-                let line = e.span().map_or(0, |s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-                Err(Error::mapping(
-                    format!("mappings/{folder}/{name}.toml"),
-                    format!("line {line}: {}", e.message()),
-                ))
-            }
+        let wrong = |e: toml::de::Error| {
+            let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+            let place = line.map_or(String::new(), |line| format!("line {line}: "));
+            Error::mapping(format!("mappings/{folder}/{name}.toml"), format!("{place}{}", e.message()))
+        };
+        let table: toml::Table = toml::from_str(&text).map_err(wrong)?;
+        if !table.contains_key(EXTENDS) {
+            // Read from the text once more: errors of the table's own keys then have lines.
+            return Ok((toml::from_str(&text).map_err(wrong)?, text));
         }
+        let mut texts = text.clone();
+        let table = self.extended(folder, name, table, &mut texts, 0)?;
+        Ok((table.try_into().map_err(wrong)?, texts))
+    }
+
+    /// `table` with what it extends put under it.
+    fn extended(
+        &self,
+        folder: &str,
+        name: &str,
+        mut table: toml::Table,
+        texts: &mut String,
+        depth: usize,
+    ) -> Result<toml::Table> {
+        let file = format!("mappings/{folder}/{name}.toml");
+        let Some(base) = table.remove(EXTENDS) else { return Ok(table) };
+        let Some(base) = base.as_str().filter(|_| depth < MAX_EXTENDS) else {
+            return Err(Error::mapping(
+                file,
+                format!(
+                    "extends = {base:?}: expected the name of a table, and at most {MAX_EXTENDS} in a row"
+                ),
+            ));
+        };
+        let text =
+            self.text(folder, base).map_err(|e| Error::mapping(&file, format!("extends {base:?}: {e}")))?;
+        let below: toml::Table = toml::from_str(&text)
+            .map_err(|e| Error::mapping(format!("mappings/{folder}/{base}.toml"), e.message()))?;
+        texts.push_str(&text);
+        let mut below = self.extended(folder, base, below, texts, depth + 1)?;
+        lay_over(&mut below, table);
+        Ok(below)
     }
 
     /// The text of `folder/name.toml`.
@@ -340,7 +406,7 @@ impl Tables<'_> {
         match built_in(folder).find(|(n, _)| *n == name) {
             Some((_, text)) => Ok(text.to_owned()),
             None => {
-                let known: Vec<_> = built_in(folder).map(|(n, _)| n).collect();
+                let known: Vec<_> = built_in_names(folder).collect();
                 Err(Error::source(
                     name,
                     format!(
@@ -358,7 +424,7 @@ impl TensorRule {
     fn check(&self) -> std::result::Result<(), String> {
         let counts = (self.from.len(), self.to.len());
         let expected = match self.via {
-            Via::Copy | Via::Unpermute | Via::Experts => (1, 1),
+            Via::Copy | Via::Unpermute | Via::Experts | Via::Zeros => (1, 1),
             Via::MlaKvB => (2, 1),
             Via::ExpertsGateUp => (1, 2),
         };
@@ -433,7 +499,7 @@ mod tests {
                 }
                 "engine" => drop(tables.engine(name).unwrap()),
                 // Read by `hf`, whose tests hold them to real models.
-                _ => assert!(tables.arch(name).is_ok(), "{folder}/{name}"),
+                _ => assert!(name.starts_with('_') || tables.arch(name).is_ok(), "{folder}/{name}"),
             }
         }
     }

@@ -288,15 +288,15 @@ fn par_12_per_layer_values_as_scalar_or_array() {
     .unwrap();
     let metadata = gguf.metadata();
     for key in ["u32", "u64", "i64", "all"] {
-        assert_eq!(metadata.per_layer(key, 4).unwrap(), Some(vec![8; 4]), "{key}");
+        assert_eq!(metadata.per_layer(key, 4, 4).unwrap(), Some(vec![8; 4]), "{key}");
     }
-    assert_eq!(metadata.per_layer("mixed", 4).unwrap(), Some(vec![0, 0, 8, 0]));
-    assert_eq!(metadata.per_layer("bytes", 4).unwrap(), Some(vec![1, 2, 3, 255]));
-    assert_eq!(metadata.per_layer("absent", 4).unwrap(), None);
+    assert_eq!(metadata.per_layer("mixed", 4, 4).unwrap(), Some(vec![0, 0, 8, 0]));
+    assert_eq!(metadata.per_layer("bytes", 4, 4).unwrap(), Some(vec![1, 2, 3, 255]));
+    assert_eq!(metadata.per_layer("absent", 4, 4).unwrap(), None);
     for (key, layers) in
         [("mixed", 5), ("floats", 4), ("below", 4), ("negative", 4), ("float", 4), ("u32", u64::MAX)]
     {
-        let message = metadata.per_layer(key, layers).unwrap_err().to_string();
+        let message = metadata.per_layer(key, layers, layers).unwrap_err().to_string();
         said(&message, &["model.gguf", key]);
     }
     assert_eq!(metadata.number("float").unwrap(), Some(0.5));

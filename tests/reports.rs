@@ -11,6 +11,8 @@ mod support;
 mod latent;
 #[path = "reports/mapping.rs"]
 mod mapping;
+#[path = "reports/metadata.rs"]
+mod metadata;
 #[path = "reports/output.rs"]
 mod output;
 #[path = "reports/shards.rs"]

@@ -107,6 +107,7 @@ def plan(
     layout: Layout = "vllm",
     max_file_size: int = 50_000_000_000,
     mappings: Path | None = None,
+    allow_unknown_keys: bool = False,
 ) -> Plan:
     """What each tensor of ``source`` would become, and the bytes of each rank.
 
@@ -143,6 +144,7 @@ def convert(
     max_file_size: int = 50_000_000_000,
     hf_config: Path | None = None,
     mappings: Path | None = None,
+    allow_unknown_keys: bool = False,
     ranks: Sequence[int] | None = None,
     threads: int = 0,
     memory: int = 1 << 30,
@@ -166,6 +168,7 @@ def convert(
     :param mixed: joined tensors of which some are packed and some are not.
     :param hf_config: a directory with the original config.json and tokenizer; its files win.
     :param mappings: a directory of mapping tables that override the built-in ones.
+    :param allow_unknown_keys: go on when the metadata has keys of the architecture that are unknown here.
     :param ranks: only these global ranks (``stage * tp + rank``).
     :param threads: 0 for one per core. ``memory``: bytes of host memory for buffers.
     :param device: what decodes packed weights: ``"auto"`` takes a GPU for the types that it decodes
@@ -190,6 +193,7 @@ def convert(
         "max_file_size": max_file_size,
         "hf_config": None if hf_config is None else os.fspath(hf_config),
         "mappings": None if mappings is None else os.fspath(mappings),
+        "allow_unknown_keys": allow_unknown_keys,
     }
     running = {
         "ranks": None if ranks is None else list(ranks),

@@ -31,6 +31,7 @@ pub struct Choices {
     max_file_size: u64,
     hf_config: Option<PathBuf>,
     mappings: Option<PathBuf>,
+    allow_unknown_keys: bool,
 }
 
 /// The value of `all` that is called `text`.
@@ -71,6 +72,13 @@ impl Choices {
         })
     }
 
+    fn request(&self, plan: &Plan) -> hf::Request {
+        hf::Request {
+            allow_unknown_keys: self.allow_unknown_keys,
+            ..plan.directory(self.hf_config.clone(), self.mappings.clone())
+        }
+    }
+
     fn plan(&self) -> preshard::Result<(Gguf, Plan)> {
         let options = self.options()?;
         let gguf = Gguf::open(&self.source)?;
@@ -88,7 +96,7 @@ fn notes(gguf: &Gguf, plan: &Plan) -> Vec<String> {
 pub fn plan(py: Python<'_>, choices: Choices) -> PyResult<String> {
     wait::run(py, None, |_| {
         let (gguf, plan) = choices.plan()?;
-        let request = plan.directory(choices.hf_config.clone(), choices.mappings.clone());
+        let request = choices.request(&plan);
         let mut notes = notes(&gguf, &plan);
         notes.extend(hf::checked_files(&gguf, &request)?.notes);
         let mut json = plan.to_json(&gguf, None);
@@ -121,7 +129,7 @@ pub fn convert(
 ) -> PyResult<(u64, u64, Vec<String>)> {
     wait::run(py, progress.as_ref(), |watch| {
         let (gguf, plan) = choices.plan()?;
-        let request = plan.directory(choices.hf_config.clone(), choices.mappings.clone());
+        let request = choices.request(&plan);
         let class = hf::model(&gguf, &request)?.class;
         let directory = hf::checked_files(&gguf, &request)?;
         let device = device::parse(&running.device).map_err(|e| Error::request("device", e))?;

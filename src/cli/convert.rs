@@ -49,7 +49,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     for note in gguf.notes().iter().chain(&plan.model.notes) {
         talk.note(note);
     }
-    let request = plan.directory(args.plan.hf_config.clone(), args.plan.mappings.clone());
+    let request = args.plan.request(&plan);
     let class = hf::model(&gguf, &request)?.class;
     let directory = hf::checked_files(&gguf, &request)?;
     for note in &directory.notes {

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::gguf::Gguf;
+use crate::hf;
 use crate::mapping::Tables;
 use crate::plan::{Fit, Keep, Layout, Options, Plan, Weights};
 use clap::ValueEnum;
@@ -49,6 +50,10 @@ pub struct PlanArgs {
     /// GGUF tells.
     #[arg(long, value_name = "DIR")]
     pub hf_config: Option<PathBuf>,
+    /// Go on when the metadata has keys of the architecture that are unknown here; they may change what
+    /// the model computes.
+    #[arg(long)]
+    pub allow_unknown_keys: bool,
     /// A directory of mapping tables that override the built-in ones.
     #[arg(long, value_name = "DIR")]
     pub mappings: Option<PathBuf>,
@@ -87,6 +92,14 @@ impl PlanArgs {
         let tables = Tables { dir: self.mappings.as_deref() };
         let plan = Plan::new(&gguf, &tables, self.options())?;
         Ok((gguf, plan))
+    }
+
+    /// What the small files of the directory are made from.
+    pub fn request(&self, plan: &Plan) -> hf::Request {
+        hf::Request {
+            allow_unknown_keys: self.allow_unknown_keys,
+            ..plan.directory(self.hf_config.clone(), self.mappings.clone())
+        }
     }
 
     fn options(&self) -> Options {

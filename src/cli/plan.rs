@@ -26,7 +26,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     for note in gguf.notes().iter().chain(&plan.model.notes) {
         talk.note(note);
     }
-    let request = plan.directory(args.plan.hf_config.clone(), args.plan.mappings.clone());
+    let request = args.plan.request(&plan);
     for note in hf::checked_files(&gguf, &request)?.notes {
         talk.note(&note);
     }

@@ -291,8 +291,9 @@ impl Metadata {
     pub fn flags(&self, key: &str) -> Result<Option<Vec<bool>>> {
         self.elements(key, Value::flag, "a truth value")
     }
-    /// A per-layer count: a scalar stands for all `layers`, an array must have one entry each.
-    pub fn per_layer(&self, key: &str, layers: u64) -> Result<Option<Vec<u64>>> {
+    /// A per-layer count: a scalar stands for all `layers`, an array must have one entry for each of them,
+    /// or for each of the first `trunk`, without the MTP block.
+    pub fn per_layer(&self, key: &str, layers: u64, trunk: u64) -> Result<Option<Vec<u64>>> {
         if !matches!(self.get(key), Some(Value::Array(_))) {
             let Some(count) = self.count(key)? else { return Ok(None) };
             if layers > MAX_LAYERS {
@@ -303,9 +304,12 @@ impl Metadata {
             return Ok(Some(vec![count; layers as usize]));
         }
         let counts = self.counts(key)?.unwrap_or_default();
-        if counts.len() as u64 != layers {
+        let found = counts.len() as u64;
+        if found != layers && (found != trunk || found == 0) {
+            let without =
+                if trunk < layers { format!(" ({trunk} without the MTP block)") } else { String::new() };
             return Err(
-                self.bad(key, format!("{} entries, expected one for each of {layers} layers", counts.len()))
+                self.bad(key, format!("{found} entries, expected one for each of {layers} layers{without}"))
             );
         }
         Ok(Some(counts))

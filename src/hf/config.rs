@@ -2,7 +2,8 @@
 
 use super::expr::{self, Names, Outcome};
 use super::facts::Facts;
-use super::vocab::Vocab;
+use super::keys::Keys;
+use super::vocab::{Texts, Vocab};
 use super::{Model, Request};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
@@ -26,9 +27,18 @@ pub(super) struct Architecture {
     /// Other classes of the same weights, for a given config.json.
     #[serde(default)]
     kin: Vec<String>,
-    /// Texts of tokens that end a reply, when the vocabulary has them as control tokens.
+    /// Texts of tokens that end a reply, when the vocabulary has them.
     #[serde(default)]
     stop: Vec<String>,
+    /// Texts of tokens that a reader of replies must see, whatever their type.
+    #[serde(default)]
+    visible: Vec<String>,
+    /// What is known of keys that no expression reads.
+    #[serde(default)]
+    pub(super) keys: Keys,
+    /// What no class can compute.
+    #[serde(default)]
+    pub(super) refuse: Vec<Refuse>,
     /// Names for expressions used more than once.
     #[serde(default)]
     symbols: toml::Table,
@@ -36,6 +46,18 @@ pub(super) struct Architecture {
     config: toml::Table,
     /// The Hugging Face models it may be; the first whose condition holds.
     model: Vec<Choice>,
+}
+
+/// Metadata or tensors that no class of the architecture can compute with.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Refuse {
+    /// When it is so.
+    pub when: String,
+    /// The key or tensor to name.
+    pub subject: String,
+    /// What is wrong with it.
+    pub reason: String,
 }
 
 /// One Hugging Face model that an architecture may be.
@@ -57,23 +79,51 @@ impl Architecture {
     /// The rules for the architecture of `gguf`.
     pub(super) fn of(gguf: &Gguf, tables: &Tables) -> Result<Architecture> {
         let name = gguf.metadata().text("general.architecture")?.unwrap_or("");
-        Self::parse(name, &tables.text("config", name)?)
+        Self::named(name, tables)
     }
 
-    fn parse(name: &str, text: &str) -> Result<Architecture> {
-        let file = format!("mappings/config/{name}.toml");
-        let rules: Architecture = toml::from_str(text).map_err(|e| Error::mapping(&file, e.message()))?;
+    fn named(name: &str, tables: &Tables) -> Result<Architecture> {
+        let (rules, _): (Architecture, String) = tables.read("config", name)?;
         if rules.architecture != name {
             return Err(Error::mapping(
-                &file,
+                format!("mappings/config/{name}.toml"),
                 format!("architecture {:?}, expected {name:?}", rules.architecture),
             ));
         }
         Ok(rules)
     }
 
-    fn facts<'a>(&'a self, gguf: &'a Gguf, request: &'a Request, vocab: Option<&'a Vocab>) -> Facts<'a> {
-        Facts::new(gguf, &self.architecture, &self.symbols, request, vocab, &self.stop)
+    /// GGUF's name of it.
+    pub(super) fn name(&self) -> &str {
+        &self.architecture
+    }
+
+    /// Its texts that are read as tokens: those that end a reply, and those that must stay visible.
+    pub(super) fn texts(&self) -> Texts<'_> {
+        Texts { stop: &self.stop, visible: &self.visible }
+    }
+
+    /// Every expression over metadata.
+    pub(super) fn expressions(&self) -> Vec<&str> {
+        let mut all = Vec::new();
+        for table in std::iter::once(&self.config)
+            .chain([&self.symbols])
+            .chain(self.model.iter().map(|choice| &choice.config))
+        {
+            texts(table, &mut all);
+        }
+        all.extend(self.model.iter().filter_map(|choice| choice.when.as_deref()));
+        all.extend(self.refuse.iter().map(|rule| rule.when.as_str()));
+        all
+    }
+
+    pub(super) fn facts<'a>(
+        &'a self,
+        gguf: &'a Gguf,
+        request: &'a Request,
+        vocab: Option<&'a Vocab>,
+    ) -> Facts<'a> {
+        Facts::new(gguf, &self.architecture, &self.symbols, request, vocab)
     }
 
     /// Which Hugging Face model it is.
@@ -253,7 +303,18 @@ fn fill(
     Ok(())
 }
 
-fn json(constant: &toml::Value) -> Value {
+/// The expressions of a table and of the tables in it.
+fn texts<'t>(table: &'t toml::Table, all: &mut Vec<&'t str>) {
+    for value in table.values() {
+        match value {
+            toml::Value::String(text) => all.push(text),
+            toml::Value::Table(inner) => texts(inner, all),
+            _ => {}
+        }
+    }
+}
+
+pub(super) fn json(constant: &toml::Value) -> Value {
     match constant {
         toml::Value::Boolean(b) => (*b).into(),
         toml::Value::Integer(n) => (*n).into(),
@@ -267,30 +328,20 @@ fn json(constant: &toml::Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::keys::Asked;
     use super::*;
-    use std::cell::RefCell;
 
-    /// Knows no value, and keeps the names it was asked for.
-    struct Asked(RefCell<Vec<String>>);
-
-    impl Names for Asked {
-        fn value(&self, name: &str) -> Result<Option<Value>> {
-            self.0.borrow_mut().push(name.to_owned());
-            Ok(None)
-        }
-
-        fn has_tensor(&self, _: &str) -> bool {
-            false
-        }
+    fn all() -> impl Iterator<Item = (&'static str, Architecture)> {
+        let named = |name| (name, Architecture::named(name, &Tables::default()).unwrap());
+        crate::mapping::built_in_names("config").map(named)
     }
 
     /// A misspelt key would be absent from every config.json, and its shape never looked at.
     #[test]
     fn shapes_speak_of_keys_that_there_are() {
-        for (name, text) in crate::mapping::built_in("config") {
-            let rules = Architecture::parse(name, text).unwrap();
+        for (name, rules) in all() {
             assert!(!rules.shapes.is_empty(), "{name}");
-            let asked = Asked(RefCell::default());
+            let asked = Asked::default();
             for text in rules.shapes.values().flatten() {
                 assert_eq!(expr::evaluate(text, &asked).expect(text), Outcome::Absent, "{name}: {text}");
             }
@@ -303,14 +354,14 @@ mod tests {
     }
 
     #[test]
-    fn every_rules_file_parses() {
-        for (name, text) in crate::mapping::built_in("config") {
-            let rules = Architecture::parse(name, text).unwrap();
-            assert!(
-                rules.model.last().is_some_and(|m| m.when.is_none()),
-                "{name}: the last model has a condition"
-            );
+    fn every_rules_file_is_sound() {
+        for (name, rules) in all() {
+            let last = rules.model.last();
+            assert!(last.is_some_and(|m| m.when.is_none()), "{name}: the last model has a condition");
             assert!(!rules.structure.is_empty(), "{name}");
+            for text in rules.expressions() {
+                expr::evaluate(text, &Asked::default()).expect(text);
+            }
         }
     }
 }

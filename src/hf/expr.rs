@@ -8,7 +8,7 @@
 //! and     = compare ("and" compare)*    default = sum ("??" sum)*
 //! sum     = product (("+" | "-") product)*
 //! product = unary (("*" | "/") unary)*  unary   = "not" unary | atom
-//! atom    = number | 'text' | name | tensor('name') | if(or, or, or) | "true" | "false" | "null" | "omit" | "(" or ")"
+//! atom    = number | 'text' | name | tensor('name') | if(or, or, or) | nonzero(or) | "true" | "false" | "null" | "omit" | "(" or ")"
 //! ```
 
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub(super) enum Outcome {
 pub(super) trait Names {
     /// The value of `name`; `None` when the model has none.
     fn value(&self, name: &str) -> Result<Option<Value>>;
-    /// Whether the model has a tensor of this name.
+    /// Whether the model has a tensor of this name; `{L}` in it stands for any layer.
     fn has_tensor(&self, name: &str) -> bool;
 }
 
@@ -257,6 +257,13 @@ impl Parser<'_> {
                 self.expect(")")?;
                 if holds(&condition) { then } else { otherwise }
             }
+            // llama.cpp takes many keys with the value 0 for absent ones.
+            "nonzero" if self.take("(") => {
+                let value = self.or()?;
+                self.expect(")")?;
+                let zero = matches!(&value, Outcome::Is(v) if v.as_f64() == Some(0.0));
+                if zero { Outcome::Absent } else { value }
+            }
             name => self.names.value(name)?.map_or(Outcome::Absent, Outcome::Is),
         })
     }
@@ -329,6 +336,9 @@ mod tests {
         assert_eq!(value("if(block_count > 3, 'many', 'few')"), Outcome::Is("many".into()));
         assert_eq!(value("if(dense, 'many', if(1, 2, 3))"), Outcome::Is(2.into()));
         assert_eq!(value("block_count + dense"), Outcome::Absent);
+        assert_eq!(value("nonzero(block_count - 79) ?? 5"), Outcome::Is(5.into()));
+        assert_eq!(value("nonzero(block_count)"), Outcome::Is(79.into()));
+        assert_eq!(value("nonzero(dense)"), Outcome::Absent);
         assert_eq!(value("dense ?? omit"), Outcome::Omit);
         assert_eq!(value("q_lora_rank ?? null"), Outcome::Is(Value::Null));
     }

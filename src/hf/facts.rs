@@ -16,7 +16,6 @@ pub(super) struct Facts<'a> {
     symbols: &'a toml::Table,
     request: &'a Request,
     vocab: Option<&'a Vocab>,
-    stop: &'a [String],
     /// Names that had no value since [`Facts::evaluate`] began, for the message.
     absent: RefCell<Vec<String>>,
     depth: Cell<usize>,
@@ -30,7 +29,6 @@ impl<'a> Facts<'a> {
         symbols: &'a toml::Table,
         request: &'a Request,
         vocab: Option<&'a Vocab>,
-        stop: &'a [String],
     ) -> Facts<'a> {
         Facts {
             gguf,
@@ -38,7 +36,6 @@ impl<'a> Facts<'a> {
             symbols,
             request,
             vocab,
-            stop,
             absent: RefCell::default(),
             depth: Cell::new(0),
             llama3: OnceCell::new(),
@@ -60,14 +57,7 @@ impl<'a> Facts<'a> {
         let found = match self.gguf.tensors().iter().find(|t| t.name == "rope_freqs.weight") {
             None => None,
             Some(tensor) => {
-                if tensor.ty.name != "f32" {
-                    return Err(Error::source(
-                        &tensor.name,
-                        format!("type {}, expected f32: convert the model to GGUF again", tensor.ty.name),
-                    ));
-                }
-                let (words, _) = self.gguf.data(tensor).as_chunks::<4>();
-                let divisors: Vec<f64> = words.iter().map(|w| f32::from_le_bytes(*w).into()).collect();
+                let divisors: Vec<f64> = self.f32s(tensor)?.into_iter().map(f64::from).collect();
                 let key = format!("{}.rope.freq_base", self.architecture);
                 rope::llama3(&divisors, self.gguf.metadata().number(&key)?.unwrap_or(10_000.0))?
             }
@@ -75,10 +65,32 @@ impl<'a> Facts<'a> {
         Ok(*self.llama3.get_or_init(|| found))
     }
 
+    /// The values of a small f32 tensor.
+    fn f32s(&self, tensor: &gguf::Tensor) -> Result<Vec<f32>> {
+        if tensor.ty.name != "f32" {
+            return Err(Error::source(
+                &tensor.name,
+                format!("type {}, expected f32: convert the model to GGUF again", tensor.ty.name),
+            ));
+        }
+        let (words, _) = self.gguf.data(tensor).as_chunks::<4>();
+        Ok(words.iter().map(|w| f32::from_le_bytes(*w)).collect())
+    }
+
+    /// The factors of a longrope tensor, if the file has it: one for each pair of rotated dimensions.
+    fn rope_factors(&self, name: &str) -> Result<Option<Value>> {
+        let Some(tensor) = self.gguf.tensors().iter().find(|t| t.name == name) else { return Ok(None) };
+        let factors = self.f32s(tensor)?;
+        if factors.is_empty() || factors.iter().any(|f| !f.is_finite() || *f <= 0.0) {
+            return Err(Error::source(name, "factors that are not positive, or none: convert to GGUF again"));
+        }
+        Ok(Some(factors.into_iter().map(|f| expr::number(decimal(f.into()))).collect::<Vec<_>>().into()))
+    }
+
     /// The end-of-text tokens: the file's own, then those of the architecture that it has; one number
     /// when there is one.
     fn eos(&self) -> Option<Value> {
-        let ids = self.vocab?.end_ids(self.stop);
+        let ids = self.vocab?.end_ids();
         match ids.as_slice() {
             [] => None,
             [one] => Some((*one).into()),
@@ -118,6 +130,8 @@ impl Names for Facts<'_> {
             "rope_freqs.low_freq" => self.llama3()?.map(|s| expr::number(s.low_freq)),
             "rope_freqs.high_freq" => self.llama3()?.map(|s| expr::number(s.high_freq)),
             "rope_freqs.original" => self.llama3()?.map(|s| expr::number(s.original).into_whole()),
+            "rope_factors.long" => self.rope_factors("rope_factors_long.weight")?,
+            "rope_factors.short" => self.rope_factors("rope_factors_short.weight")?,
             "indexer.types" | "indexer.freq" | "indexer.offset" | "indexer.pattern" => {
                 let trunk = self.layers_of("block_count")?.unwrap_or(0).saturating_sub(mtp()?);
                 let full = indexer_layers(self.gguf, trunk)?;
@@ -128,7 +142,9 @@ impl Names for Facts<'_> {
                     Some("tokenizer" | "general") => name.to_owned(),
                     _ => format!("{}.{name}", self.architecture),
                 };
-                let value = self.gguf.metadata().get(&key).map(|v| scalar(&key, v)).transpose()?;
+                let all = self.layers_of("block_count")?.unwrap_or(0);
+                let layers = [all, all.saturating_sub(mtp()?)];
+                let value = self.gguf.metadata().get(&key).map(|v| scalar(&key, v, layers)).transpose()?;
                 if value.is_none() {
                     self.absent.borrow_mut().push(key);
                 }
@@ -142,7 +158,13 @@ impl Names for Facts<'_> {
     }
 
     fn has_tensor(&self, name: &str) -> bool {
-        self.gguf.tensors().iter().any(|t| t.name == name)
+        let tensors = self.gguf.tensors();
+        let Some((begin, end)) = name.split_once("{L}") else {
+            return tensors.iter().any(|t| t.name == name);
+        };
+        let layer =
+            |t: &str| Some(t.strip_prefix(begin)?.strip_suffix(end)?.bytes().all(|b| b.is_ascii_digit()));
+        tensors.iter().any(|t| layer(&t.name) == Some(true))
     }
 }
 
@@ -167,12 +189,14 @@ pub fn indexer_layers(gguf: &Gguf, trunk: u64) -> Result<Vec<bool>> {
             .map(|v| matches!(v, gguf::Value::Bool(true) | gguf::Value::U64(1..) | gguf::Value::I64(1..)))
             .collect();
         // Older converters counted the draft layers in.
-        if (types.len() as u64) < trunk {
+        let mtp = gguf.metadata().count("glm-dsa.nextn_predict_layers")?.unwrap_or(0);
+        if ![trunk, trunk + mtp].contains(&(types.len() as u64)) {
             return Err(Error::source(
                 KEY,
                 format!(
-                    "{} entries, expected one for each of {trunk} layers: convert to GGUF again",
-                    types.len()
+                    "{} entries, expected one for each of {trunk} layers, or {} with the MTP block: convert to GGUF again",
+                    types.len(),
+                    trunk + mtp
                 ),
             ));
         }
@@ -216,24 +240,47 @@ fn sharing(full: &[bool], name: &str) -> Option<Value> {
 }
 
 /// A metadata value as JSON. An array of one value for every layer is that value: config.json has
-/// one number where the layers agree.
-fn scalar(key: &str, value: &gguf::Value) -> Result<Value> {
-    Ok(match value {
+/// one number where the layers agree. `layers`: with and without the MTP block; converters differ in
+/// whether they count it.
+fn scalar(key: &str, value: &gguf::Value, layers: [u64; 2]) -> Result<Value> {
+    let gguf::Value::Array(array) = value else {
+        return single(value).ok_or_else(|| Error::source(key, "nested arrays, expected a value"));
+    };
+    let count = array.len() as u64;
+    if !layers.contains(&count) {
+        let [all, trunk] = layers;
+        let expected = if all == trunk { all.to_string() } else { format!("{trunk} or {all}") };
+        return Err(Error::source(
+            key,
+            format!("{count} values, expected {expected}, one for each layer: convert to GGUF again"),
+        ));
+    }
+    let mut values = array.iter().map(|v| single(&v)).enumerate();
+    let Some((_, Some(first))) = values.next() else {
+        return Err(Error::source(key, "an empty or nested array, expected a value for each layer"));
+    };
+    match values.find(|(_, other)| other.as_ref() != Some(&first)) {
+        None => Ok(first),
+        Some((layer, other)) => Err(Error::source(
+            key,
+            format!(
+                "{first} in layer 0, but {} in layer {layer}, expected one value for all: no Hugging Face class of the \
+                 architecture has this shape",
+                other.unwrap_or_default()
+            ),
+        )),
+    }
+}
+
+/// A metadata value that is no array, as JSON.
+pub(super) fn single(value: &gguf::Value) -> Option<Value> {
+    Some(match value {
         gguf::Value::U64(n) => (*n).into(),
         gguf::Value::I64(n) => (*n).into(),
         gguf::Value::F64(x) => expr::number(decimal(*x)),
         gguf::Value::Bool(b) => (*b).into(),
         gguf::Value::String(bytes) => String::from_utf8_lossy(bytes).into(),
-        gguf::Value::Array(array) => {
-            let first = array.get(0).filter(|first| array.iter().all(|v| v == *first));
-            let Some(first) = first.filter(|v| !matches!(v, gguf::Value::Array(_))) else {
-                return Err(Error::source(
-                    key,
-                    "values that differ from layer to layer, expected one for all: no Hugging Face class has this shape",
-                ));
-            };
-            return scalar(key, &first);
-        }
+        gguf::Value::Array(_) => return None,
     })
 }
 

@@ -10,6 +10,7 @@ mod config;
 mod expr;
 mod facts;
 mod given;
+mod keys;
 mod pretokenizer;
 mod rope;
 mod spm;
@@ -21,6 +22,7 @@ use crate::gguf::Gguf;
 use crate::mapping::Tables;
 use config::Architecture;
 use given::Given;
+use keys::Doubt;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 use vocab::Vocab;
@@ -44,6 +46,8 @@ pub struct Request {
     pub hf_config: Option<PathBuf>,
     /// A directory of mapping tables that override the built-in ones.
     pub mappings: Option<PathBuf>,
+    /// Go on when the metadata has keys that are not known here.
+    pub allow_unknown_keys: bool,
     /// `quantization_config` of config.json; `None` leaves the key out, which is right for vLLM with
     /// packed weights, where the plugin passes its own.
     pub quantization: Option<Value>,
@@ -71,6 +75,7 @@ impl Request {
             vocab_rows,
             hf_config: None,
             mappings: None,
+            allow_unknown_keys: false,
             quantization: None,
         })
     }
@@ -124,7 +129,7 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
     let has_tokenizer = given.as_ref().is_some_and(Given::has_tokenizer);
 
     let mut vocab_notes = Vec::new();
-    let vocab = match Vocab::of(gguf, &mut vocab_notes) {
+    let vocab = match Vocab::of(gguf, rules.texts(), &mut vocab_notes) {
         Ok(vocab) => {
             if !has_tokenizer {
                 notes.append(&mut vocab_notes);
@@ -145,6 +150,10 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
         ));
     }
 
+    // A given config.json says itself what the model computes.
+    let doubt = if given.as_ref().is_some_and(Given::has_config) { Doubt::Note } else { Doubt::Refuse };
+    let facts = rules.facts(gguf, request, vocab.as_ref());
+    rules.check_keys(gguf, &facts, doubt, request.allow_unknown_keys, &mut notes)?;
     let (mut config, problems) = rules.config(gguf, request, vocab.as_ref())?;
     match &given {
         Some(given) if given.has_config() => {

@@ -85,6 +85,8 @@ pub(super) fn tokenizer_config(
     }
     // Cleaning up would change the text of a reply: "a ," to "a,".
     config.insert("clean_up_tokenization_spaces".into(), false.into());
+    // transformers 4 makes token_type_ids where it is not told the names, and decoders refuse them.
+    config.insert("model_input_names".into(), json!(["input_ids", "attention_mask"]));
     if let Some(context) = context {
         config.insert("model_max_length".into(), context.into());
     }

@@ -48,7 +48,7 @@ pub(super) struct Vocab {
     pub eos: Option<u32>,
     pub unk: Option<u32>,
     pub pad: Option<u32>,
-    /// Ends of a turn and of a message.
+    /// Ends of a turn and of a message, by key or by text.
     ends: Vec<u32>,
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
@@ -56,9 +56,19 @@ pub(super) struct Vocab {
     pub space_prefix: bool,
 }
 
+/// Texts of tokens that are treated by their text, whatever their type says.
+#[derive(Clone, Copy)]
+pub(super) struct Texts<'a> {
+    /// They end a reply.
+    pub stop: &'a [String],
+    /// Readers of replies look for them: never special.
+    pub visible: &'a [String],
+}
+
 impl Vocab {
     /// The vocabulary, or `None` where the file has none. What cannot be used is told in `notes`.
-    pub(super) fn of(gguf: &Gguf, notes: &mut Vec<String>) -> Result<Option<Vocab>> {
+    pub(super) fn of(gguf: &Gguf, texts: Texts, notes: &mut Vec<String>) -> Result<Option<Vocab>> {
+        let known = texts;
         let meta = gguf.metadata();
         let kind = match meta.text("tokenizer.ggml.model")? {
             Some("gpt2") => Kind::ByteLevel,
@@ -160,12 +170,31 @@ impl Vocab {
         for name in ["eot", "eom"] {
             ends.extend(special(name, None)?);
         }
+        const EOS_IDS: &str = "tokenizer.ggml.eos_token_ids";
+        for id in meta.counts(EOS_IDS)?.unwrap_or_default() {
+            match u32::try_from(id).ok().filter(|id| (*id as usize) < count) {
+                Some(id) => ends.push(id),
+                None => notes.push(format!("{EOS_IDS} {id}: not one of {count} tokens, ignored")),
+            }
+        }
+        let ids_of = |list: &[String]| {
+            let found = |t: &Token| t.text.as_ref().is_some_and(|text| list.contains(text));
+            tokens.iter().enumerate().filter(|(_, t)| found(t)).map(|(id, _)| id as u32).collect::<Vec<_>>()
+        };
+        ends.extend(ids_of(known.stop));
+        let visible = ids_of(known.visible);
         // A special token is one whatever its type says: old files have them as normal tokens,
         // which text could never reach.
         for id in [bos, eos, pad].into_iter().flatten().chain(ends.iter().copied()) {
             let token = &mut tokens[id as usize];
             if matches!(token.ty, TokenType::Normal | TokenType::Unused) {
                 token.ty = TokenType::Control;
+            }
+        }
+        for id in visible {
+            let token = &mut tokens[id as usize];
+            if token.ty == TokenType::Control {
+                token.ty = TokenType::UserDefined;
             }
         }
 
@@ -196,17 +225,9 @@ impl Vocab {
     }
 
     /// The tokens that end a reply: the end of text first, then by id those that end a turn or a
-    /// message and the control tokens with one of the texts in `stop`.
-    pub(super) fn end_ids(&self, stop: &[String]) -> Vec<u32> {
+    /// message, by key or by text.
+    pub(super) fn end_ids(&self) -> Vec<u32> {
         let mut ids = self.ends.clone();
-        for (id, token) in self.tokens.iter().enumerate() {
-            if token.ty == TokenType::Control
-                && token.text.as_ref().is_some_and(|text| stop.contains(text))
-                && self.eos.is_some()
-            {
-                ids.push(id as u32);
-            }
-        }
         ids.sort_unstable();
         ids.dedup();
         if let Some(eos) = self.eos {

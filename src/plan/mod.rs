@@ -271,6 +271,7 @@ impl Plan {
             vocab_rows: self.vocab[0],
             hf_config,
             mappings,
+            allow_unknown_keys: false,
             quantization: None,
         }
     }

@@ -8,7 +8,7 @@ use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::mapping::{Cut, Engine, ParamRule, Part, Stage};
-use crate::quant::{Float, GgmlType};
+use crate::quant::{Float, GgmlType, TYPES};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -54,7 +54,7 @@ pub struct Member {
     pub cols: u64,
     /// 1-D in Hugging Face terms.
     pub vector: bool,
-    /// ggml type of the first tensor.
+    /// ggml type of the first tensor; f32 of a tensor of zeros.
     pub ty: &'static GgmlType,
 }
 
@@ -338,7 +338,7 @@ impl Builder<'_> {
             rows: first.rows(),
             cols: first.cols(),
             vector: first.shape.len() == 1,
-            ty: self.gguf.tensors()[first.views[0].tensor].ty,
+            ty: first.views.first().map_or(&TYPES[0], |v| self.gguf.tensors()[v.tensor].ty),
             tensors,
         })
     }

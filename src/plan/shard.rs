@@ -288,9 +288,11 @@ impl Cutter<'_> {
                     bands.push(Band { start, rows, width, fill });
                     start += rows * width;
                 }
-                if s.padding > 0 {
-                    bands.push(Band { start, rows: s.padding, width, fill: Fill::Zero });
-                    start += s.padding * width;
+                // Rows of padding, or of a tensor that is all zeros.
+                let zeros = s.padding + if tensor.views.is_empty() { s.rows.end - s.rows.start } else { 0 };
+                if zeros > 0 {
+                    bands.push(Band { start, rows: zeros, width, fill: Fill::Zero });
+                    start += zeros * width;
                 }
             }
         }

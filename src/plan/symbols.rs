@@ -34,10 +34,14 @@ impl Symbols {
                 ),
             ));
         }
+        // Converters differ in whether arrays of layers count the MTP block: it is read first.
+        symbols.blocks = blocks;
+        symbols.read_one(arch, gguf, "mtp", blocks)?;
+        let mtp = symbols.get("mtp", 0);
+        symbols.trunk = blocks.saturating_sub(mtp);
         for name in arch.symbols.keys().filter(|n| *n != "blocks") {
             symbols.read_one(arch, gguf, name, blocks)?;
         }
-        let mtp = symbols.get("mtp", 0);
         let (experts, dense) = (symbols.get("experts", 0), symbols.get("dense", 0));
         if mtp >= blocks || dense > blocks {
             return Err(Error::source(
@@ -56,8 +60,6 @@ impl Symbols {
                 ));
             }
         }
-        symbols.blocks = blocks;
-        symbols.trunk = blocks - mtp;
         symbols.experts = experts;
         Ok(symbols)
     }
@@ -75,7 +77,7 @@ impl Symbols {
                     Some((key, fallback)) => (key, Some(fallback)),
                     None => (text.as_str(), None),
                 };
-                let found = gguf.metadata().per_layer(key, layers)?;
+                let found = gguf.metadata().per_layer(key, layers, self.trunk)?;
                 let values = match (found, fallback) {
                     (Some(values), _) => values,
                     (None, Some("")) => vec![0],

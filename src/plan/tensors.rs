@@ -44,7 +44,7 @@ pub struct HfTensor {
     pub layer: Option<u64>,
     /// Its shape, 1-D or 2-D.
     pub shape: Vec<u64>,
-    /// Its rows in order.
+    /// Its rows in order; none for a tensor of zeros.
     pub views: Vec<View>,
 }
 
@@ -179,8 +179,11 @@ impl<'a> Resolver<'a> {
             if let Err(problem) = self.apply(&use_, &names) {
                 self.problems.push(problem);
             }
-            for name in &names {
-                self.mark(name);
+            // A tensor of zeros takes nothing from the one whose rows it counts.
+            if use_.rule.via != Via::Zeros {
+                for name in &names {
+                    self.mark(name);
+                }
             }
         }
         self.leftovers();
@@ -233,10 +236,25 @@ impl<'a> Resolver<'a> {
         let mut uses = Vec::new();
         for rule in &self.arch.tensors {
             if let Some(when) = &rule.when {
-                let (name, wanted) = when.strip_prefix('!').map_or((when.as_str(), true), |n| (n, false));
-                if (symbols.get(name, 0) != 0) != wanted {
+                let holds = match (when.strip_prefix('!'), when.split_once('=')) {
+                    (Some(name), _) => symbols.get(name, 0) == 0,
+                    (None, Some((name, number))) => match number.parse::<u64>() {
+                        Ok(number) => symbols.get(name, 0) == number,
+                        Err(_) => {
+                            return Err(bad(rule, &format!("when = {when:?}, expected a whole number")));
+                        }
+                    },
+                    (None, None) => symbols.get(when, 0) != 0,
+                };
+                if !holds {
                     continue;
                 }
+            }
+            let layers = 0..symbols.blocks;
+            let there =
+                |with: &String| self.gguf.tensors().iter().any(|t| matches_drop(with, &t.name, &layers));
+            if !rule.with.is_empty() && !rule.with.iter().any(there) {
+                continue;
             }
             if !rule.from[0].contains("{L}") {
                 uses.push(Use { rule, layer: None });
@@ -408,6 +426,11 @@ impl<'a> Resolver<'a> {
                 }
                 Ok(())
             }
+            Via::Zeros => {
+                let shape = matrix_shape(&self.gguf.tensors()[sources[0]])?;
+                self.add(to[0].clone(), use_.layer, vec![shape[0]], Vec::new());
+                Ok(())
+            }
             Via::MlaKvB => {
                 let (k, v) = (sources[0], sources[1]);
                 let (tk, tv) = (&self.gguf.tensors()[k], &self.gguf.tensors()[v]);
@@ -488,7 +511,7 @@ fn dims3(ne: &[u64]) -> [u64; 3] {
     std::array::from_fn(|i| ne.get(i).copied().unwrap_or(1))
 }
 
-/// Whether a drop rule's pattern names a tensor.
+/// Whether a pattern names a tensor: `{L}` stands for any layer, a final `*` for any rest.
 fn matches_drop(pattern: &str, name: &str, layers: &Range<u64>) -> bool {
     let (pattern, open) = pattern.strip_suffix('*').map_or((pattern, false), |p| (p, true));
     let same = |head: &str, name: &str| if open { name.starts_with(head) } else { name == head };
