@@ -175,9 +175,9 @@ impl Facts<'_> {
 }
 
 /// Which of the first `trunk` layers run their own indexer; the others reuse the choice of the last
-/// that does (GLM-5.2). From the metadata where it says so; else from the tensors, where some layers
-/// have none; else llama.cpp's rule: a context of 2^20 is GLM-5.2, whose schedule is 3 layers, then
-/// every fourth. Some files carry a copy of the indexer in every layer, so tensors alone do not tell.
+/// that does (GLM-5.2). From the metadata where it says so, else by llama.cpp's rule: a context of 2^20
+/// is GLM-5.2, whose schedule is 3 layers, then every fourth; in any other model every layer has its own.
+/// The tensors do not tell: some files carry a copy of the indexer in every layer, and one may be missing.
 pub fn indexer_layers(gguf: &Gguf, trunk: u64) -> Result<Vec<bool>> {
     const KEY: &str = "glm-dsa.attention.indexer.types";
     if trunk > 1 << 16 {
@@ -202,17 +202,8 @@ pub fn indexer_layers(gguf: &Gguf, trunk: u64) -> Result<Vec<bool>> {
         }
         return Ok(types[..trunk as usize].to_vec());
     }
-    // Any tensor of it makes a layer one with an indexer: a layer that has some of them is damaged, and
-    // must not pass for one that shares.
-    let indexer_layer = |name: &str| {
-        let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-        rest.starts_with("indexer.").then(|| layer.parse::<u64>().ok())?
-    };
-    let found: std::collections::HashSet<u64> =
-        gguf.tensors().iter().filter_map(|t| indexer_layer(&t.name)).collect();
-    let has: Vec<bool> = (0..trunk).map(|l| found.contains(&l)).collect();
     let long = gguf.metadata().count("glm-dsa.context_length")?.unwrap_or(0) >= 1 << 20;
-    Ok(if has.iter().all(|h| *h) && long { (0..trunk).map(|l| follows(l, 4, 3)).collect() } else { has })
+    Ok((0..trunk).map(|layer| !long || follows(layer, 4, 3)).collect())
 }
 
 /// Whether `layer` runs its indexer under a schedule, as vLLM and transformers compute it.

@@ -138,10 +138,24 @@ impl<'a> Resolver<'a> {
             let names = self.names(&use_);
             let present = names.iter().filter(|n| self.by_name.contains_key(n.as_str())).count();
             if let Some(group) = &use_.rule.group {
+                let shares = self.not_owner(group, use_.layer, &owners);
                 if self.group_absent(group, use_.layer) {
+                    let unwanted = shares.is_some()
+                        || in_mtp && options.mtp == Keep::Drop
+                        || group == "indexer" && options.indexer == Keep::Drop;
+                    if !unwanted && self.leads_group(use_.rule) && !self.group_nowhere(group) {
+                        self.problems.push(Error::source(
+                            &names[0],
+                            format!(
+                                "missing, like everything of the {group} in layer {}, which has its own by the \
+                                 metadata; get a complete GGUF, or pass --{group} drop",
+                                use_.layer.unwrap_or(0)
+                            ),
+                        ));
+                    }
                     continue;
                 }
-                if let Some(reason) = self.not_owner(group, use_.layer, &owners) {
+                if let Some(reason) = shares {
                     self.drop(&names, &reason);
                     continue;
                 }
@@ -324,6 +338,17 @@ impl<'a> Resolver<'a> {
         let layer = layer.map(|l| l.to_string()).unwrap_or_default();
         let mut rules = self.arch.tensors.iter().filter(|t| t.group.as_deref() == Some(group));
         !rules.any(|t| t.from.iter().any(|f| self.by_name.contains_key(f.replace("{L}", &layer).as_str())))
+    }
+
+    /// Whether the file has nothing of a group in any layer.
+    fn group_nowhere(&self, group: &str) -> bool {
+        (0..self.model.symbols.blocks).all(|layer| self.group_absent(group, Some(layer)))
+    }
+
+    /// Whether a rule is the first of its group, which speaks for all of it.
+    fn leads_group(&self, rule: &TensorRule) -> bool {
+        let first = self.arch.tensors.iter().find(|other| other.group == rule.group);
+        first.is_some_and(|first| std::ptr::eq(first, rule))
     }
 
     /// Why a layer must not have a group: it shares that of a layer before it.

@@ -169,11 +169,43 @@ fn dsa_01_shared_layers_hold_none() {
     assert_eq!(layers, [0, 2]);
     assert!(c.dropped("blk.1.indexer.proj.weight").unwrap().contains("shared layer"));
     // The same without the copies.
-    let mut lean = model;
-    for (name, _) in GLM.shapes().iter().filter(|(n, _)| n.starts_with("blk.1.indexer.")) {
-        lean = lean.without(name);
-    }
+    let lean = without_indexer(model.clone(), 1);
     assert!(converted(&lean, tp(2)).rank(0) == stored);
+    // A layer that has its own by the metadata and nothing of it in the file.
+    refused(
+        &without_indexer(lean, 2),
+        &[],
+        &["blk.2.indexer.", "layer 2", "by the metadata", "--indexer drop"],
+    );
+}
+
+/// The model without what the indexer of a layer is made of.
+fn without_indexer(mut model: Builder, layer: u64) -> Builder {
+    for (name, _) in GLM.shapes().iter().filter(|(n, _)| n.starts_with(&format!("blk.{layer}.indexer."))) {
+        model = model.without(name);
+    }
+    model
+}
+
+/// Without `indexer.types` every layer has an indexer, as llama.cpp has it, but for GLM-5.2's context.
+#[test]
+fn dsa_01_a_layer_without_its_indexer_is_refused() {
+    let model = GLM.build(&q4_k);
+    for layer in [1, 3] {
+        let lacking = without_indexer(model.clone(), layer);
+        let text = refused(
+            &lacking,
+            &[],
+            &[&format!("blk.{layer}.indexer.attn_q_b.weight: missing"), "--indexer drop"],
+        );
+        assert_eq!(text.lines().count(), 1, "{text}");
+        // What it advises works.
+        converted(&lacking, Options { indexer: Keep::Drop, ..tp(2) });
+    }
+    // The draft's, when the draft is dropped.
+    converted(&without_indexer(model.clone(), 3), Options { mtp: Keep::Drop, ..tp(2) });
+    let long = model.set("glm-dsa.context_length", 1u32 << 20);
+    refused(&without_indexer(long, 1), &[], &["blk.1.indexer.attn_q_b.weight: missing"]);
 }
 
 #[test]
