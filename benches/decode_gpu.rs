@@ -71,14 +71,11 @@ fn kernels(device: &Device, types: &[&'static GgmlType]) -> Result<()> {
 fn host(device: Device, types: &[&'static GgmlType]) -> Result<()> {
     let batch = Batch::new(Decoder::new(&device), 1 << 30);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    for pinned in [true, false] {
-        for threads in [1, cores.div_ceil(2), cores] {
-            let memory = if pinned { "pinned" } else { "plain" };
-            println!("host memory to bf16 in {memory} memory, {threads} threads, GB/s of result");
-            println!("{:8} {:>7} {:>7} {:>6}", "type", "GPU", "CPU", "ratio");
-            for b in batch.benefit(types, Float::Bf16, threads, pinned)? {
-                println!("{:8} {:>7.1} {:>7.1} {:>6.2}", b.ty.name, b.gpu / 1e9, b.cpu / 1e9, b.gpu / b.cpu);
-            }
+    for threads in [1, cores.div_ceil(2), cores] {
+        println!("host memory to bf16, {threads} threads, GB/s of result");
+        println!("{:8} {:>7} {:>7} {:>6}", "type", "GPU", "CPU", "ratio");
+        for b in batch.benefit(types, Float::Bf16, threads)? {
+            println!("{:8} {:>7.1} {:>7.1} {:>6.2}", b.ty.name, b.gpu / 1e9, b.cpu / 1e9, b.gpu / b.cpu);
         }
     }
     Ok(())

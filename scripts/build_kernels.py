@@ -1,15 +1,19 @@
 #!/usr/bin/env python3
-"""Compiles kernels/*.cu to the checked-in kernels/*.ptx. Needs no GPU and no CUDA installation.
+"""Compiles kernels/*.cu to kernels/generated/. Needs no GPU and no CUDA installation.
 
 usage: scripts/build_kernels.py [--check] [--venv DIR] [NAME...]
 
-  --check     write nothing: fail when a .ptx differs from what its source compiles to, and
-              assemble every .ptx with ptxas for each GPU generation the kernels promise
+  --check     write nothing: fail when a generated file holds something else than what its source
+              compiles to, or when a file is missing or has no source any more
   --venv DIR  where the compiler is installed, by default target/kernels-venv
   NAME        only these kernels (file names without .cu), by default all
 
-The compiler is NVRTC from PyPI, the oldest release of CUDA 12: its PTX (ISA 8.0) is read by every
-driver since CUDA 12.0. ptxas comes from CUDA 12.8, the oldest that knows sm_100 and sm_120.
+Of each source come one PTX (NAME.ptx.z), for GPUs that do not exist yet, and one cubin for each
+generation in GENERATIONS (NAME.sm_90.z), which the driver takes without compiling. All are zlib
+streams: `zlib-flate -uncompress`, or `python3 -c 'import sys, zlib; ...'`, shows them.
+
+PTX comes from NVRTC of PyPI, the oldest release of CUDA 12: its PTX (ISA 8.0) is read by every driver
+since CUDA 12.0. ptxas comes from CUDA 12.9, the oldest that knows sm_103.
 """
 
 import argparse
@@ -19,15 +23,18 @@ import re
 import subprocess
 import sys
 import tempfile
+import zlib
 
 NVRTC = "nvidia-cuda-nvrtc-cu12==12.0.76"
-PTXAS = "nvidia-cuda-nvcc-cu12==12.8.93"
+PTXAS = "nvidia-cuda-nvcc-cu12==12.9.86"
 # fmad=false: products and sums round separately, as on the CPU, so the bits agree.
 OPTIONS = ["--gpu-architecture=compute_80", "--fmad=false", "--std=c++17", "--device-as-default-execution-space"]
-ASSEMBLE_FOR = ["sm_80", "sm_90", "sm_100", "sm_120"]
+# As in src/gpu/image.rs.
+GENERATIONS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"]
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "kernels"
+GENERATED = KERNELS / "generated"
 
 
 def tools(venv):
@@ -78,16 +85,21 @@ class Nvrtc:
         return ptx
 
 
-def assemble(ptxas, ptx):
-    """Assembles for every promised GPU; prints what each kernel takes on the first."""
-    for arch in ASSEMBLE_FOR:
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as out:
-            run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", out.name], capture_output=True, text=True)
+def assemble(ptxas, ptx, arch, name):
+    """The cubin of `ptx` for `arch`; prints what its kernels take."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A name of its own: it goes into the cubin, which has to be the same on every machine.
+        (pathlib.Path(folder) / f"{name}.ptx").write_text(ptx)
+        run = subprocess.run(
+            [ptxas, "-v", f"-arch={arch}", f"{name}.ptx", "-o", "cubin"], capture_output=True, text=True, cwd=folder
+        )
         if run.returncode != 0:
-            sys.exit(f"{ptx.name}: {arch}: {run.stderr}")
-        spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", run.stderr))
-        registers = re.findall(r"Used (\d+) registers", run.stderr)
-        print(f"{ptx.name}: {arch}: registers {' '.join(registers)}, {spills} bytes spilled")
+            sys.exit(f"{name}: {arch}: {run.stderr}")
+        cubin = (pathlib.Path(folder) / "cubin").read_bytes()
+    spills = sum(int(n) for n in re.findall(r"(\d+) bytes spill", run.stderr))
+    registers = max((int(n) for n in re.findall(r"Used (\d+) registers", run.stderr)), default=0)
+    print(f"{name}: {arch}: {len(cubin)} bytes, at most {registers} registers, {spills} bytes spilled")
+    return cubin
 
 
 def main():
@@ -101,16 +113,28 @@ def main():
     sources = [KERNELS / f"{n}.cu" for n in args.names] or sorted(KERNELS.glob("*.cu"))
     if not sources:
         sys.exit(f"{KERNELS}: no .cu file")
-    stale = []
+    GENERATED.mkdir(exist_ok=True)
+    stale, known = [], set()
     for source in sources:
-        ptx = source.with_suffix(".ptx")
-        text = nvrtc.compile(source)
-        if not args.check:
-            ptx.write_text(text)
-        elif not ptx.exists() or ptx.read_text() != text:
-            stale.append(ptx.name)
-            continue
-        assemble(ptxas, ptx)
+        ptx = nvrtc.compile(source)
+        images = {"ptx": ptx.encode()}
+        images |= {arch: assemble(ptxas, ptx, arch, source.stem) for arch in GENERATIONS}
+        for form, image in images.items():
+            path = GENERATED / f"{source.stem}.{form}.z"
+            known.add(path)
+            # The contents count: another zlib may compress the same bytes otherwise.
+            if path.exists() and zlib.decompress(path.read_bytes()) == image:
+                continue
+            if args.check:
+                stale.append(path.name)
+            else:
+                path.write_bytes(zlib.compress(image, 9))
+    if not args.names:
+        for path in sorted(set(GENERATED.iterdir()) - known):
+            if args.check:
+                stale.append(path.name)
+            else:
+                path.unlink()
     if stale:
         sys.exit(f"{', '.join(stale)}: differs from its source: run scripts/build_kernels.py and commit the result")
 

@@ -100,8 +100,8 @@ impl Chosen {
             Choice::Auto if total < WORTH_A_LOOK || gpu::count().unwrap_or(0) == 0 => Ok(Chosen::Cpu),
             Choice::Auto => {
                 let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-                let measured = batch(0)
-                    .and_then(|b| Ok((b.benefit(&types, crate::quant::Float::Bf16, threads, false)?, b)));
+                let measured =
+                    batch(0).and_then(|b| Ok((b.benefit(&types, crate::quant::Float::Bf16, threads)?, b)));
                 let (benefits, batch) = match measured {
                     Ok(measured) => measured,
                     Err(error) => {
@@ -126,9 +126,10 @@ impl Chosen {
             Chosen::Gpu { batch, types, least } => {
                 let run =
                     |ty: &crate::quant::GgmlType, blocks: &[u8], to: crate::quant::Float, out: &mut [u8]| {
-                        match types.contains(&ty.id) && out.len() >= *least {
-                            true => batch.decode_host(ty, blocks, to, out),
-                            false => (Decoder::CPU.run)(ty, blocks, to, out),
+                        if types.contains(&ty.id) && out.len() >= *least {
+                            batch.decode_host(ty, blocks, to, out)
+                        } else {
+                            (Decoder::CPU.run)(ty, blocks, to, out)
                         }
                     };
                 work(&Decoder { run: &run, batch: 4 << 20 })
@@ -137,7 +138,7 @@ impl Chosen {
     }
 }
 
-/// Quantised types the plan decodes, with the bytes they decode to.
+/// Quantised types the plan decodes and a kernel can, with the bytes they decode to.
 #[cfg(feature = "cuda")]
 fn decoded_types(plan: &Plan, gguf: &Gguf) -> Vec<(&'static crate::quant::GgmlType, u64)> {
     use crate::plan::shard::Fill;
@@ -146,7 +147,7 @@ fn decoded_types(plan: &Plan, gguf: &Gguf) -> Vec<(&'static crate::quant::GgmlTy
         let Fill::Float(view, _) = &band.fill else { continue };
         let ty = gguf.tensors()[view.tensor].ty;
         match types.iter_mut().find(|(t, _)| t.id == ty.id) {
-            _ if !ty.is_quantised() => {}
+            _ if !ty.is_quantised() || !crate::gpu::decode::has_kernel(ty) => {}
             Some((_, bytes)) => *bytes += band.bytes(),
             None => types.push((ty, band.bytes())),
         }

@@ -32,6 +32,7 @@ pub mod quant;
 mod source_pages;
 #[cfg(feature = "convert")]
 pub mod store;
+mod sync;
 #[cfg(feature = "convert")]
 pub mod verify;
 #[cfg(feature = "convert")]

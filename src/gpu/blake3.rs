@@ -1,10 +1,12 @@
 //! BLAKE3 leaf chaining values of a file that lies in device memory (`kernels/blake3.cu`).
 
+use super::image::{Image, image};
 use super::{Arg, Device, DeviceBuffer, Kernel, Stream};
 use crate::error::Result;
 use crate::manifest::LEAF;
 
-const PTX: &str = include_str!("../../kernels/blake3.ptx");
+/// A module of its own, so that a load does not wait for the decoders.
+pub(super) static IMAGE: Image = image!("blake3");
 /// Chunks (1024 bytes) that one block of threads hashes, and such groups in a leaf.
 const GROUP: u32 = 128;
 const GROUPS_PER_LEAF: u32 = (LEAF / 1024) as u32 / GROUP;
@@ -21,9 +23,9 @@ pub struct LeafHasher {
 }
 
 impl LeafHasher {
-    /// Loads the kernels; the driver compiles them on first use and keeps the result on disk.
+    /// Loads the kernels and takes 256 KiB of device memory.
     pub fn new(device: &Device) -> Result<LeafHasher> {
-        let module = device.module("blake3", PTX)?;
+        let module = IMAGE.load(device)?;
         Ok(LeafHasher {
             groups: module.kernel("blake3_groups")?,
             leaves: module.kernel("blake3_leaves")?,

@@ -1,43 +1,39 @@
 //! Decoding of ggml blocks in device memory (`kernels/decode_*.cu`): the same bits as
 //! [`GgmlType::decode`] on the CPU.
 //!
-//! The kernels of a family are compiled by the driver when a type of it is first decoded. [`Decoder`]
+//! The kernels of a family are loaded when a type of it is first decoded. [`Decoder`]
 //! works on device memory; [`super::batch`] takes and gives host memory.
 
+use super::image::{Image, image};
 use super::{Arg, Device, Kernel, Module, Stream};
 use crate::error::{Error, Result};
 use crate::quant::{Float, GgmlType};
+use crate::sync;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-/// A file of kernels: its name, its PTX, the types it decodes.
+/// A source of kernels, compiled, and the types it decodes.
 struct Family {
-    name: &'static str,
-    ptx: &'static str,
+    image: Image,
     types: &'static [&'static str],
 }
 
 macro_rules! family {
     ($name:literal $($ty:literal)*) => {
-        Family {
-            name: $name,
-            ptx: include_str!(concat!("../../kernels/decode_", $name, ".ptx")),
-            types: &[$($ty),*],
-        }
+        Family { image: image!($name), types: &[$($ty),*] }
     };
 }
 
 /// The families of src/quant; the integers have no decoder.
 static FAMILIES: [Family; 7] = [
-    family!("float" "f32" "f16" "bf16" "f64"),
-    family!("legacy" "q4_0" "q4_1" "q5_0" "q5_1" "q8_0"),
-    family!("kquants" "q2_K" "q3_K" "q4_K" "q5_K" "q6_K"),
-    family!("iquants" "iq1_s" "iq1_m" "iq2_xxs" "iq2_xs" "iq2_s" "iq3_xxs" "iq3_s" "iq4_nl" "iq4_xs"),
-    family!("ternary" "tq1_0" "tq2_0"),
-    family!("microscale" "mxfp4" "nvfp4"),
-    family!("lowbit" "q1_0" "q2_0"),
+    family!("decode_float" "f32" "f16" "bf16" "f64"),
+    family!("decode_legacy" "q4_0" "q4_1" "q5_0" "q5_1" "q8_0"),
+    family!("decode_kquants" "q2_K" "q3_K" "q4_K" "q5_K" "q6_K"),
+    family!("decode_iquants" "iq1_s" "iq1_m" "iq2_xxs" "iq2_xs" "iq2_s" "iq3_xxs" "iq3_s" "iq4_nl" "iq4_xs"),
+    family!("decode_ternary" "tq1_0" "tq2_0"),
+    family!("decode_microscale" "mxfp4" "nvfp4"),
+    family!("decode_lowbit" "q1_0" "q2_0"),
 ];
-static TRANSPOSE: Family = family!("transpose");
 
 /// Warps of one thread block, as WARPS in kernels/decode.cuh.
 const WARPS: u32 = 8;
@@ -82,20 +78,6 @@ impl Part {
     }
 }
 
-/// The sizes of one MLA `kv_b_proj`: `heads` times (`nope` rows from `attn_k_b`, then `v` rows from
-/// `attn_v_b`) of `kl` columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvB {
-    /// Heads, all of them or a rank's.
-    pub heads: u64,
-    /// Rows of a head's key part (qk_nope_head_dim).
-    pub nope: u64,
-    /// Rows of a head's value part (v_head_dim).
-    pub v: u64,
-    /// Columns (kv_lora_rank).
-    pub kl: u64,
-}
-
 /// The decoding kernels of one GPU. Usable from any thread.
 pub struct Decoder {
     device: Device,
@@ -109,7 +91,7 @@ struct Loaded {
 }
 
 impl Decoder {
-    /// Compiles nothing yet.
+    /// Loads nothing yet.
     pub fn new(device: &Device) -> Decoder {
         Decoder { device: device.clone(), loaded: Mutex::default() }
     }
@@ -130,8 +112,11 @@ impl Decoder {
     /// The fastest writes need `dst` and rows of the result at multiples of 16 bytes (of 32 for f32) and
     /// `part.first` at a multiple of 8; anything else gives the same result.
     ///
+    /// # Errors
+    /// When `ty` has no kernel ([`has_kernel`]) or the driver refuses.
+    ///
     /// # Panics
-    /// When `ty` is an integer or activation type, `part` does not lie inside its rows, or an address
+    /// When `part` does not lie inside its rows, or an address
     /// is not aligned: `src` as [`Decoder::alignment`] says, `dst` to an element.
     ///
     /// # Safety
@@ -185,103 +170,25 @@ impl Decoder {
             Arg::U32(total),
             Arg::U32(vector.into()),
         ];
-        let kernel = self.kernel(family(ty), &format!("decode_{}_{}", ty.name, to.name().to_lowercase()))?;
+        let family = family(ty).ok_or_else(|| {
+            Error::device(&self.device, format!("no kernel decodes {}: use the CPU", ty.name))
+        })?;
+        let kernel = self.kernel(family, &format!("decode_{}_{}", ty.name, to.name().to_lowercase()))?;
         // SAFETY: the arguments are those of DECODE_ENTRY; the caller vouches for the memory, and `fits`
         // keeps the kernel inside it.
         unsafe { kernel.launch(stream, total.div_ceil(WARPS), WARPS * 32, 0, &args) }
     }
 
-    /// Queues the assembly of `kv_b_proj` at `dst` from the packed k_b (llama.cpp's
-    /// `[heads][kl][nope]`, transposed per head) and v_b (`[heads][v][kl]`). `scratch` takes the
-    /// decoded k_b: `heads * kl * nope` elements of `to`.
-    ///
-    /// # Panics
-    /// When a row of either tensor is no whole number of blocks, or as [`Decoder::decode`].
-    ///
-    /// # Safety
-    /// As [`Decoder::decode`], for both tensors and for `scratch`.
-    #[allow(clippy::too_many_arguments)]
-    pub unsafe fn kv_b(
-        &self,
-        (k_ty, k): (&GgmlType, u64),
-        (v_ty, v): (&GgmlType, u64),
-        shape: KvB,
-        to: Float,
-        scratch: u64,
-        dst: u64,
-        stream: &Stream,
-    ) -> Result<()> {
-        let KvB { heads, nope, v: v_rows, kl } = shape;
-        assert!(nope.is_multiple_of(k_ty.block) && kl.is_multiple_of(v_ty.block), "{shape:?}");
-        let head = (nope + v_rows) * kl;
-        let k_part = Part::whole(k_ty, heads * kl * (nope / k_ty.block));
-        let v_part = Part {
-            rows: heads,
-            row_bytes: v_rows * (kl / v_ty.block) * v_ty.bytes,
-            first: 0,
-            count: v_rows * kl,
-            stride: head,
-        };
-        let size = to.size() as u64;
-        // SAFETY: the caller vouches for the memory; `dst` holds `heads * head` elements.
-        unsafe {
-            self.decode(k_ty, to, k, scratch, &k_part, stream)?;
-            self.transpose(to, scratch, dst, heads, (kl, nope), (head, kl), stream)?;
-            self.decode(v_ty, to, v, dst + nope * kl * size, &v_part, stream)
-        }
-    }
-
-    /// Queues the transposition of `batch` matrices of `rows` x `cols` elements of `to` that follow each
-    /// other at `src`. In the result matrices are `dst_batch` and rows `dst_stride` elements apart.
-    ///
-    /// # Safety
-    /// As [`Decoder::decode`].
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn transpose(
-        &self,
-        to: Float,
-        src: u64,
-        dst: u64,
-        batch: u64,
-        (rows, cols): (u64, u64),
-        (dst_batch, dst_stride): (u64, u64),
-        stream: &Stream,
-    ) -> Result<()> {
-        let tiles = rows.div_ceil(32).checked_mul(cols.div_ceil(32)).and_then(|n| n.checked_mul(batch));
-        let (Some(Ok(blocks)), Ok(rows), Ok(cols)) =
-            (tiles.map(i32::try_from), u32::try_from(rows), u32::try_from(cols))
-        else {
-            let detail = format!("{batch} matrices of {rows} x {cols} are too many to transpose at once");
-            return Err(Error::device(&self.device, detail));
-        };
-        if blocks == 0 {
-            return Ok(());
-        }
-        let kernel = self.kernel(&TRANSPOSE, &format!("transpose_{}", to.size() * 8))?;
-        let args = [
-            Arg::U64(src),
-            Arg::U64(dst),
-            Arg::U32(rows),
-            Arg::U32(cols),
-            Arg::U64(dst_batch),
-            Arg::U64(dst_stride),
-        ];
-        // SAFETY: the arguments are those of kernels/decode_transpose.cu; the caller vouches for the
-        // memory.
-        unsafe { kernel.launch(stream, blocks as u32, 256, 0, &args) }
-    }
-
     fn kernel(&self, family: &'static Family, name: &str) -> Result<Kernel> {
-        // What is loaded is whole at every moment, so a panic elsewhere harms nothing.
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = sync::lock(&self.loaded);
         if let Some(kernel) = loaded.kernels.get(name) {
             return Ok(kernel.clone());
         }
-        let module = match loaded.modules.get(family.name) {
+        let module = match loaded.modules.get(family.image.name) {
             Some(module) => module.clone(),
-            None => self.device.module(family.name, family.ptx)?,
+            None => family.image.load(&self.device)?,
         };
-        loaded.modules.insert(family.name, module.clone());
+        loaded.modules.insert(family.image.name, module.clone());
         let kernel = module.kernel(name)?;
         loaded.kernels.insert(name.to_owned(), kernel.clone());
         Ok(kernel)
@@ -297,13 +204,20 @@ fn steps(ty: &GgmlType) -> u64 {
     }
 }
 
-/// # Panics
-/// When `ty` has no decoder.
-fn family(ty: &GgmlType) -> &'static Family {
-    match FAMILIES.iter().find(|f| f.types.contains(&ty.name)) {
-        Some(family) => family,
-        None => panic!("{} has no decoder", ty.name),
-    }
+/// The kernels that decode `ty`; none for integers, and for a type whose kernel is not yet written.
+fn family(ty: &GgmlType) -> Option<&'static Family> {
+    FAMILIES.iter().find(|f| f.types.contains(&ty.name))
+}
+
+/// Whether there is a kernel that decodes `ty`. Without one, the CPU does.
+pub fn has_kernel(ty: &GgmlType) -> bool {
+    family(ty).is_some()
+}
+
+/// All compiled decoders.
+#[cfg(test)]
+pub(super) fn images() -> impl Iterator<Item = &'static Image> {
+    FAMILIES.iter().map(|f| &f.image)
 }
 
 #[cfg(test)]
@@ -314,10 +228,24 @@ mod tests {
     #[test]
     fn every_decodable_type_has_its_three_kernels() {
         for ty in TYPES.iter().filter(|t| t.is_float() || t.is_quantised()) {
+            let image = &family(ty).expect(ty.name).image;
+            let ptx = String::from_utf8(image.unpack(image.ptx).unwrap()).unwrap();
             for to in Float::ALL {
-                let entry = format!(".entry decode_{}_{}(", ty.name, to.name().to_lowercase());
-                assert!(family(ty).ptx.contains(&entry), "{entry}");
+                let name = format!("decode_{}_{}", ty.name, to.name().to_lowercase());
+                assert!(ptx.contains(&format!(".entry {name}(")), "{name}");
+                for packed in image.cubins {
+                    let cubin = image.unpack(packed).unwrap();
+                    let section = format!(".text.{name}\0").into_bytes();
+                    assert!(cubin.windows(section.len()).any(|w| w == section), "{name}");
+                }
             }
+        }
+    }
+
+    #[test]
+    fn a_type_without_a_kernel_is_known_as_such() {
+        for ty in &TYPES {
+            assert_eq!(has_kernel(ty), ty.is_float() || ty.is_quantised(), "{}", ty.name);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Device;
 use crate::error::{Error, Result};
+use crate::sync;
 use cudarc::driver::{CudaContext, result, sys};
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ impl Device {
     /// As [`Device::alloc_pinned`], from the buffers given back before when one has that length; its
     /// contents are then what they were.
     pub fn take_pinned(&self, bytes: usize) -> Result<PinnedBuffer> {
-        let mut spare = self.spare.lock().unwrap_or_else(|e| e.into_inner());
+        let mut spare = sync::lock(&self.spare);
         match spare.iter().position(|b| b.len == bytes) {
             Some(i) => Ok(spare.swap_remove(i)),
             None => {
@@ -54,14 +55,9 @@ impl Device {
     /// Keeps `buffer`, which nothing copies from or to, for the next [`Device::take_pinned`] of its
     /// length; buffers of other lengths are freed.
     pub fn give_pinned(&self, buffer: PinnedBuffer) {
-        let mut spare = self.spare.lock().unwrap_or_else(|e| e.into_inner());
+        let mut spare = sync::lock(&self.spare);
         spare.retain(|b| b.len == buffer.len);
         spare.push(buffer);
-    }
-
-    /// Frees the buffers that [`Device::give_pinned`] kept.
-    pub fn free_pinned(&self) {
-        self.spare.lock().unwrap_or_else(|e| e.into_inner()).clear();
     }
 
     /// Bytes per second of copies from page-locked memory: the limit of the link.

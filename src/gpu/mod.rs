@@ -9,6 +9,7 @@ pub mod batch;
 pub mod blake3;
 #[cfg(feature = "convert")]
 pub mod decode;
+mod image;
 mod memory;
 
 pub use memory::{DeviceBuffer, PinnedBuffer};
@@ -150,23 +151,20 @@ impl Device {
     /// A new event; `timed` when [`Event::seconds_since`] is to be asked.
     pub fn event(&self, timed: bool) -> Result<Event> {
         self.bind()?;
-        let flags = match timed {
-            true => sys::CUevent_flags::CU_EVENT_DEFAULT,
-            false => sys::CUevent_flags::CU_EVENT_DISABLE_TIMING,
+        let flags = if timed {
+            sys::CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            sys::CUevent_flags::CU_EVENT_DISABLE_TIMING
         };
         let raw = result::event::create(flags).map_err(|e| self.failed("create an event", e))?;
         Ok(Event { device: self.clone(), raw })
     }
 
-    /// Compiles PTX for this GPU (the driver caches the result on disk).
-    ///
-    /// `ptx` is one of the files of `kernels/`, compiled in; `name` is that file's, for errors.
-    pub fn module(&self, name: &str, ptx: &str) -> Result<Module> {
+    /// Loads a cubin, or PTX that ends with a zero byte: an image that scripts/build_kernels.py made.
+    fn module(&self, image: &[u8]) -> Result<Module> {
         self.bind()?;
-        let text =
-            CString::new(ptx).map_err(|_| Error::device(self, format!("{name}: PTX with a zero byte")))?;
-        // SAFETY: a zero-terminated image; the module owns what is loaded and unloads it once.
-        let raw = unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(|e| match e.0 {
+        // SAFETY: an image of our own compiler, whole; the module owns what is loaded and unloads it once.
+        let raw = unsafe { result::module::load_data(image.as_ptr().cast()) }.map_err(|e| match e.0 {
             sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | sys::CUresult::CUDA_ERROR_INVALID_PTX => {
                 Error::device(
                     self,

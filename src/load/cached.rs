@@ -23,9 +23,9 @@ impl<'a> Cached<'a> {
 
     /// Whether the page of the byte at `offset` is there.
     ///
-    /// The kernel says so of a mapping, but says yes of every page to one who may only read the
-    /// file. So a read that may not wait has to agree; asked first, it would have the missing page
-    /// fetched. A file system that cannot answer is taken to have it.
+    /// `mincore` reports residency, but answers "resident" for every page when we may only read the
+    /// file. So a `RWF_NOWAIT` read must confirm. `mincore` goes first because that read would itself
+    /// start fetching the page. A file system that cannot answer is taken to hold every page.
     pub fn holds(&self, offset: u64) -> bool {
         self.resident(offset) && self.readable(offset)
     }

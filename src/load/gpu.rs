@@ -13,10 +13,11 @@ use crate::error::{Error, Result};
 use crate::gpu::blake3::{LeafHasher, VALUE};
 use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
 use crate::manifest::{self, LEAF};
+use crate::sync;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 /// Bytes that the readers fill at one time, all together: the fewer threads, the larger the pieces.
@@ -142,18 +143,11 @@ pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Lo
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        threads.into_iter().map(sync::join).collect()
     });
     let (done, failed): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
     Error::all(failed.into_iter().filter_map(Result::err).collect())?;
     Ok(done.into_iter().filter_map(Result::ok).flatten().collect())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// One shard on its way to one device.
@@ -175,8 +169,8 @@ struct Load<'a> {
 struct Progress {
     ring: Ring,
     slots: Vec<Slot>,
-    /// Chunks of each leaf that are not on their way.
-    missing: Vec<AtomicU32>,
+    /// Chunks of each leaf whose copies are not queued.
+    uncopied: Vec<AtomicU32>,
     /// The slot that each chunk was copied from.
     slot_of: Vec<AtomicU32>,
     /// When chunk 0 was in its place.
@@ -189,8 +183,8 @@ struct Progress {
 /// Page-locked memory for one chunk.
 struct Slot {
     memory: OnceLock<PinnedBuffer>,
-    /// Its last copy. Once the slot is used again it stands for that later copy, which began after
-    /// the earlier one had ended.
+    /// Signals the slot's latest copy. Waiting on it for an earlier copy is safe: copies on one
+    /// stream finish in order.
     copied: Event,
 }
 
@@ -224,10 +218,8 @@ impl Load<'_> {
         let source = Source::new(self.shard, self.options.method)?;
         // Readers that copy keep a core busy each, and one on every core was a tenth slower than on
         // three quarters of them; readers that wait for a disk do not.
-        let (filling, cores) = match source.is_cold() {
-            true => (FILLING_COLD, self.share),
-            false => (FILLING, self.share * 3 / 4),
-        };
+        let (filling, cores) =
+            if source.is_cold() { (FILLING_COLD, self.share) } else { (FILLING, self.share * 3 / 4) };
         let threads = self.options.threads_for(cores);
         let piece = chunk.min(1 << (filling / threads).max(SMALLEST_READ).ilog2());
         let pieces = bytes.div_ceil(piece as u64);
@@ -241,7 +233,7 @@ impl Load<'_> {
             slots: (0..slots)
                 .map(|_| Ok(Slot { memory: OnceLock::new(), copied: self.device.event(false)? }))
                 .collect::<Result<_>>()?,
-            missing: (0..bytes.div_ceil(LEAF))
+            uncopied: (0..bytes.div_ceil(LEAF))
                 .map(|l| AtomicU32::new(per_leaf.min((chunks - l * u64::from(per_leaf)) as u32)))
                 .collect(),
             slot_of: (0..chunks).map(|_| AtomicU32::new(0)).collect(),
@@ -266,14 +258,12 @@ impl Load<'_> {
                 })
                 .collect();
             drop(send);
-            let join = |panic| std::panic::resume_unwind(panic);
-            let read: Vec<Result<Instant>> =
-                readers.into_iter().map(|t| t.join().unwrap_or_else(join)).collect();
-            (read, hashing.map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))))
+            let read: Vec<Result<Instant>> = readers.into_iter().map(sync::join).collect();
+            (read, hashing.map(sync::join))
         });
         let ends = read.into_iter().collect::<Result<Vec<Instant>>>()?;
         let hashed = hashed.transpose()?;
-        let first = *lock(&progress.first);
+        let first = *sync::lock(&progress.first);
         self.keep(progress)?;
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
@@ -343,10 +333,10 @@ impl Load<'_> {
             progress.slot_of[piece.chunk as usize].store(piece.slot as u32, Ordering::Release);
             if piece.chunk == 0 {
                 copied.synchronize()?;
-                *lock(&progress.first) = Some(Instant::now());
+                *sync::lock(&progress.first) = Some(Instant::now());
             }
             let leaf = offset / LEAF;
-            if progress.missing[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+            if progress.uncopied[leaf as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
                 let _ = leaves.send(leaf); // nobody listens when verification is off or has failed
             }
         }
@@ -361,7 +351,7 @@ impl Load<'_> {
         let per_leaf = LEAF / self.options.chunk as u64;
         let stream = self.device.stream()?;
         let hasher = LeafHasher::new(self.device)?;
-        let values = self.device.alloc(progress.missing.len() * VALUE)?;
+        let values = self.device.alloc(progress.uncopied.len() * VALUE)?;
         for leaf in leaves {
             let first = leaf * per_leaf;
             for chunk in first..(first + per_leaf).min(chunks) {
@@ -373,7 +363,7 @@ impl Load<'_> {
             unsafe { hasher.queue(&stream, self.base, bytes, leaf, 1, values.ptr() + leaf * VALUE as u64)? };
         }
         stream.synchronize()?;
-        let mut found = vec![[0; VALUE]; progress.missing.len()];
+        let mut found = vec![[0; VALUE]; progress.uncopied.len()];
         values.read(0, found.as_flattened_mut())?;
         Ok(found)
     }

@@ -5,6 +5,7 @@ use super::{Options, Shard, Stats, compare_leaves, numa};
 use crate::error::{Error, Result};
 use crate::hash;
 use crate::manifest::{self, LEAF};
+use crate::sync;
 use memmap2::MmapMut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,10 +63,7 @@ impl Shard {
         let work = Mutex::new(memory.chunks_mut(LEAF as usize).zip(&mut found).enumerate());
         let run = || -> Result<()> {
             while !failed.load(Ordering::Relaxed) {
-                let Some((index, (buffer, value))) = work.lock().unwrap_or_else(|e| e.into_inner()).next()
-                else {
-                    break;
-                };
+                let Some((index, (buffer, value))) = sync::lock(&work).next() else { break };
                 let offset = index as u64 * LEAF;
                 let len = LEAF.min(entry.bytes - offset) as usize;
                 for at in (0..len).step_by(options.chunk) {
@@ -81,10 +79,7 @@ impl Shard {
         let results: Vec<Result<()>> = std::thread::scope(|scope| {
             let run = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
-            threads
-                .into_iter()
-                .map(|t| t.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
+            threads.into_iter().map(sync::join).collect()
         });
         results.into_iter().collect::<Result<()>>()?;
         self.check_unchanged()?;

@@ -79,10 +79,10 @@ impl Options {
     }
 
     fn check_stop(&self) -> Result<()> {
-        match self.stopped() {
-            true => Err(Error::Interrupted("the load was stopped; nothing was loaded".into())),
-            false => Ok(()),
+        if self.stopped() {
+            return Err(Error::Interrupted("the load was stopped; nothing was loaded".into()));
         }
+        Ok(())
     }
 
     /// Reader threads of a load that has `cores` cores for them.

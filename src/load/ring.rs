@@ -5,6 +5,7 @@
 //! the processor's cache), so several readers fill one chunk together. Pieces are handed out in
 //! file order; a chunk's first piece takes the slot whose copy was queued first.
 
+use crate::sync;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -17,8 +18,8 @@ pub struct Ring {
     hand: Mutex<Hand>,
     /// Told when a slot becomes idle, and when a reader leaves.
     change: Condvar,
-    /// Bytes that each slot still lacks.
-    missing: Vec<AtomicUsize>,
+    /// Bytes of its chunk that each slot still lacks.
+    unread: Vec<AtomicUsize>,
 }
 
 /// What is handed out next.
@@ -55,12 +56,12 @@ impl Ring {
             piece: piece.min(chunk),
             hand: Mutex::new(Hand { chunk: 0, at: 0, slot: None, idle }),
             change: Condvar::new(),
-            missing: (0..slots).map(|_| AtomicUsize::new(0)).collect(),
+            unread: (0..slots).map(|_| AtomicUsize::new(0)).collect(),
         }
     }
 
     fn hand(&self) -> MutexGuard<'_, Hand> {
-        self.hand.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        sync::lock(&self.hand)
     }
 
     /// Bytes of a chunk: all are equal but the last.
@@ -85,11 +86,11 @@ impl Ring {
             if hand.slot.is_none()
                 && let Some(slot) = hand.idle.pop_front()
             {
-                self.missing[slot].store(len, Ordering::Relaxed);
+                self.unread[slot].store(len, Ordering::Relaxed);
                 hand.slot = Some(slot);
             }
             let Some(slot) = hand.slot else {
-                hand = self.change.wait(hand).unwrap_or_else(|poisoned| poisoned.into_inner());
+                hand = sync::wait(&self.change, hand);
                 continue;
             };
             let piece = Piece { chunk: hand.chunk, slot, begin: hand.at, len: self.piece.min(len - hand.at) };
@@ -104,7 +105,7 @@ impl Ring {
     /// Says that `piece` is in its slot; true for the one that completes its chunk, whose reader
     /// then sees all of it.
     pub fn filled(&self, piece: Piece) -> bool {
-        self.missing[piece.slot].fetch_sub(piece.len, Ordering::AcqRel) == piece.len
+        self.unread[piece.slot].fetch_sub(piece.len, Ordering::AcqRel) == piece.len
     }
 
     /// Wakes readers that wait for a slot, so that they look at `stop` again.
