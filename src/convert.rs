@@ -151,8 +151,8 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     }
 }
 
-/// What an unfinished run must agree in to be gone on with: the plan, and sources that were not written
-/// to since. The plan knows the sources by their headers alone.
+/// A run may resume only if the plan and the sources' modification times are unchanged; the plan covers
+/// only the headers of the sources.
 fn key(plan: &Plan, gguf: &Gguf) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("preshard journal key 1");
     hasher.update(&plan.hash);

@@ -72,7 +72,7 @@ impl Journal {
         self.write(&text)
     }
 
-    /// Forgets every leaf but these. A run that dies here leaves fewer of them, never others.
+    /// Keeps only these leaves. A crash here can lose records but never invent one.
     pub fn rewrite(&mut self, plan: &[u8; 32], records: &Records) -> Result<()> {
         let mut text = format!("{MAGIC} {}\n", hash::to_hex(plan));
         for ((file, leaf), record) in records {

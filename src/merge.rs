@@ -89,7 +89,7 @@ pub fn merge(dirs: &[PathBuf], out: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// What an unfinished merge must agree in to be gone on with: the plan and every shard.
+/// A merge may resume only if the plan and every shard are unchanged.
 fn key(manifest: &Manifest) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("preshard merge key 1");
     hasher.update(manifest.plan.as_bytes());

@@ -37,7 +37,7 @@ pub struct Output {
     replaced: Option<Manifest>,
 }
 
-/// What decides whether a run may go on with what an earlier one left.
+/// What decides whether a run may resume an earlier one.
 pub struct Work<'a> {
     /// The plan, which a finished conversion names.
     pub plan: &'a [u8; 32],
@@ -287,9 +287,9 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// The manifests that a run which died while renaming left in its working directory: its own, and that
-/// of the conversion it was to replace.
-fn of_the_dead(partial: &Path) -> Vec<Manifest> {
+/// Manifests left in `.partial/` by a run that died while renaming: its own, and that of the conversion it
+/// was replacing.
+fn leftover_manifests(partial: &Path) -> Vec<Manifest> {
     [FILE_NAME, REPLACED].iter().filter_map(|name| read(&partial.join(name)).ok()).collect()
 }
 
@@ -306,7 +306,7 @@ fn check(dir: &Path, work: &Work, force: bool) -> Result<Option<Manifest>> {
     }
     let here = if found.iter().any(|f| f == FILE_NAME) { Some(Manifest::read(dir)?) } else { None };
     let unfinished = found.iter().any(|f| f == PARTIAL);
-    let dead = of_the_dead(&dir.join(PARTIAL));
+    let dead = leftover_manifests(&dir.join(PARTIAL));
     let ours = |f: &String| match f.as_str() {
         PARTIAL | FILE_NAME => true,
         SUMS => unfinished || here.is_some(),
@@ -341,7 +341,7 @@ fn check(dir: &Path, work: &Work, force: bool) -> Result<Option<Manifest>> {
 /// file of the whole conversion `here`. The manifests that tell which files those are go last.
 fn discard_unfinished(dir: &Path, partial: &Path, here: Option<&Manifest>) -> Result<()> {
     remove(&partial.join(journal::FILE_NAME))?;
-    for manifest in of_the_dead(partial) {
+    for manifest in leftover_manifests(partial) {
         for name in names(&manifest).filter(|n| here.is_none_or(|m| !lists(m, n))) {
             remove(&dir.join(name))?;
         }

@@ -116,8 +116,8 @@ impl Given {
         Error::request(self.dir.join("config.json").display(), detail)
     }
 
-    /// The model it names, when that is one of the GGUF's: `ours`, or `kept`, which is what it would be
-    /// with its indexer, or one of the same weights.
+    /// The model named by the given config.json. Accepted: the GGUF's class (`ours`), its class with the
+    /// indexer kept (`kept`), or a listed compatible class.
     pub(super) fn model(&self, rules: &Architecture, ours: &Model, kept: &Model) -> Result<Model> {
         let theirs = |config: &'_ Map<String, Value>| {
             config.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str).map(str::to_owned)

@@ -67,8 +67,7 @@ pub enum Form {
     Float(Float),
 }
 
-/// The dtype of a parameter decoded beside packed ones: they stay packed under `--weights keep` alone, whose
-/// float dtype this is.
+/// Dtype for a parameter that policy forces us to decode under `--weights keep`.
 const PACKED_BESIDE: Float = Float::Bf16;
 
 /// What one rank holds of a member.
