@@ -300,7 +300,7 @@ fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&
             named(format!("row_bytes {}, expected {}", text(member.row_bytes), text(row_bytes)))
         })?;
         widest = widest.max(row_bytes.unwrap_or(0));
-        smallest = if t.logical.is_some() { types[0].bytes } else { element };
+        smallest = types.first().filter(|_| t.logical.is_some()).map_or(element, |ty| ty.bytes);
     }
     let rows = t.shape.get(usize::from(stacked)).copied();
     match (&t.logical, t.members.is_empty()) {
@@ -339,10 +339,10 @@ fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&
     vocabulary(m, t)
 }
 
-/// The ggml types of a member's sources, none of which was dropped.
+/// The ggml types of a member's sources, none of which was dropped. Zeros have no source.
 fn sources(member: &Member, dropped: &HashSet<&str>) -> Result<Vec<&'static GgmlType>, String> {
     let (from, types) = (&member.from, &member.types);
-    expect(!from.is_empty() && from.len() == types.len() && !member.hf.is_empty(), || {
+    expect(from.len() == types.len() && !member.hf.is_empty(), || {
         format!("{} sources of {} types", from.len(), types.len())
     })?;
     if let Some(name) = from.iter().find(|name| name.is_empty() || dropped.contains(name.as_str())) {
@@ -357,7 +357,7 @@ fn sources(member: &Member, dropped: &HashSet<&str>) -> Result<Vec<&'static Ggml
 
 /// Bytes of one packed row of `cols` elements.
 fn packed_row(types: &[&'static GgmlType], cols: u64) -> Result<u64, String> {
-    let ty = types[0];
+    let Some(ty) = types.first() else { return Err("packed, but without a source".into()) };
     let same = types.iter().all(|other| other.id == ty.id && other.is_quantised());
     expect(same && cols.is_multiple_of(ty.block), || {
         let names: BTreeSet<_> = types.iter().map(|ty| ty.name).collect();
