@@ -90,8 +90,9 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
     let names: Vec<(String, u64)> = shards.iter().map(|s| (s.name.clone(), s.bytes)).collect();
     let total: u64 = shards.iter().map(|s| s.bytes).sum();
     let fresh = !out.join(crate::store::PARTIAL).exists();
-    let small = small_files(plan, settings);
-    let work = Work { plan: &plan.hash, key: &key(plan, gguf), shards: &names };
+    let small = small_files(plan, settings.files.clone());
+    let whole = plan.with_files(&small);
+    let work = Work { plan: &whole, key: &key(&whole, gguf), shards: &names };
     if !settings.force
         && let Some(manifest) = Output::whole(out, &work)?
     {
@@ -153,9 +154,9 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
 
 /// A run may resume only if the plan and the sources' modification times are unchanged; the plan covers
 /// only the headers of the sources.
-fn key(plan: &Plan, gguf: &Gguf) -> [u8; 32] {
+fn key(plan: &[u8; 32], gguf: &Gguf) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("preshard journal key 1");
-    hasher.update(&plan.hash);
+    hasher.update(plan);
     for file in gguf.files() {
         let modified = file.modified().and_then(|t| t.duration_since(UNIX_EPOCH).ok());
         hasher.update(&modified.map_or(0, |t| t.as_nanos()).to_le_bytes());
@@ -336,9 +337,8 @@ impl Run<'_> {
     }
 }
 
-/// The files beside the shards.
-fn small_files(plan: &Plan, settings: &Settings) -> Vec<(String, Vec<u8>)> {
-    let mut files = settings.files.clone();
+/// The files beside the shards: those given, and the index of an ordinary checkpoint; sorted by name.
+pub(crate) fn small_files(plan: &Plan, mut files: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<u8>)> {
     if plan.options.layout == Layout::Hf && plan.shards.len() > 1 {
         let mut map = serde_json::Map::new();
         let mut tensors: Vec<_> =
@@ -365,7 +365,6 @@ fn manifest(
     records: &Records,
     earlier: Option<&Manifest>,
 ) -> Manifest {
-    let o = &plan.options;
     let mut all: Vec<_> = shards.iter().map(|s| shard_record(s, records)).collect();
     all.extend(earlier.into_iter().flat_map(|m| m.shards.clone()));
     let place = |file: &str| plan.shards.iter().position(|s| s.name == file);
@@ -379,7 +378,7 @@ fn manifest(
     Manifest {
         schema: manifest::SCHEMA,
         tool: format!("preshard {}", env!("CARGO_PKG_VERSION")),
-        plan: hash::to_hex(&plan.hash),
+        plan: hash::to_hex(&plan.with_files(small)),
         sources: gguf
             .files()
             .iter()
@@ -398,19 +397,7 @@ fn manifest(
             vocab_padded: plan.vocab[1],
             experts: plan.model.symbols.experts,
         },
-        policy: manifest::Policy {
-            tp: o.tp,
-            pp: o.pp,
-            ep: o.ep,
-            stages: plan.stages.clone(),
-            layout: o.layout.name().into(),
-            max_file_size: o.max_file_size,
-            weights: o.weights.name().into(),
-            indexer: o.indexer.name().into(),
-            mtp: o.mtp.name().into(),
-            misaligned: o.misaligned.name().into(),
-            mixed: o.mixed.name().into(),
-        },
+        policy: plan.options.policy(&plan.stages),
         shards: all,
         files: files.collect(),
         dropped: plan

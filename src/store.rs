@@ -332,7 +332,7 @@ fn check(dir: &Path, work: &Work, force: bool) -> Result<Option<Manifest>> {
         )),
         (false, _) => Err(Error::output(
             dir,
-            "holds a conversion with other options or of another source; choose another directory, or pass --force to replace it",
+            "holds a conversion with other options, with another config.json or tokenizer (--hf-config), or of another source; choose another directory, or pass --force to replace it",
         )),
     }
 }

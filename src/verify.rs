@@ -1,10 +1,11 @@
 //! Checks a converted directory: every leaf against its hash, or every byte against the GGUF.
 
-use crate::convert::Progress;
+use crate::convert::{self, Progress};
 use crate::error::{Error, Result};
 use crate::eval::{Decoder, Evaluator};
 use crate::gguf::Gguf;
 use crate::hash::{self, leaf_range};
+use crate::hf;
 use crate::manifest::{self, Manifest, Shard};
 use crate::mapping::Tables;
 use crate::plan::{Options, Plan};
@@ -59,11 +60,13 @@ pub fn hashes(dir: &Path, settings: &Settings) -> Result<Outcome> {
     finish(checked, problems, &manifest)
 }
 
-/// Recomputes every byte from the GGUF it was made from and compares.
+/// Recomputes every byte from the GGUF it was made from and compares. `directory` completes what the
+/// plan says of the small files: the directory given with `--hf-config`, the mapping tables.
 pub fn source(
     dir: &Path,
     source: &[PathBuf],
     tables: &Tables,
+    directory: impl Fn(hf::Request) -> hf::Request,
     decoder: &Decoder,
     settings: &Settings,
 ) -> Result<Outcome> {
@@ -76,7 +79,22 @@ pub fn source(
         )
     })?;
     let plan = Plan::new(&gguf, tables, options)?;
-    if hash::to_hex(&plan.hash) != manifest.plan {
+    let mut files = hf::checked_files(&gguf, &directory(plan.directory(None, None)))?.files;
+    // The library writes shards alone where it is given no files.
+    files.retain(|(name, _)| manifest.files.iter().any(|f| f.file == *name));
+    let files = convert::small_files(&plan, files);
+    let mut other = Vec::new();
+    for (name, bytes) in &files {
+        let made = blake3::hash(bytes).to_hex();
+        if manifest.files.iter().any(|f| f.file == *name && f.blake3 != made.as_str()) {
+            other.push(Error::shards(
+                dir.join(name).display(),
+                "is not what this GGUF gives; name the files it was converted with by --hf-config, or convert again",
+            ));
+        }
+    }
+    Error::all(other)?;
+    if hash::to_hex(&plan.with_files(&files)) != manifest.plan {
         let sources = manifest.sources.iter().map(|s| s.file.as_str()).collect::<Vec<_>>().join(", ");
         return Err(Error::shards(
             dir.display(),

@@ -224,7 +224,13 @@ fn a_limit_on_file_sizes_is_an_error_like_any_other() {
     assert_eq!(stderr(&done).lines().count(), 1, "{}", stderr(&done));
     assert!(stderr(&done).contains("File too large"), "{}", stderr(&done));
     assert!(!out.join("preshard.json").exists());
-    run(&source, &out).unwrap();
+    // The same command, without the limit, goes on.
+    let done = preshard()
+        .args(["convert", "-q", "--tp", "2", "--weights", "bf16", "-o"])
+        .args([&out, &source])
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
     check(&out).unwrap();
 }
 

@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
     if let Err(error) = verify::hashes(&dir, &settings) {
         check_message(&error);
     }
-    if let Err(error) = verify::source(&dir, &[source], &Tables::default(), &Decoder::CPU, &settings) {
+    if let Err(error) = verify::source(&dir, &[source], &Tables::default(), |r| r, &Decoder::CPU, &settings) {
         check_message(&error);
     }
     if let Err(error) = Directory::open(&dir).and_then(|d| d.all().map(drop)) {

@@ -16,6 +16,7 @@ def verify(
     dir: str,
     source: list[str],
     mappings: str | None,
+    hf_config: str | None,
     threads: int,
     progress: Callable[[int, int], object] | None,
 ) -> tuple[int, int]: ...

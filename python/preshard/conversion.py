@@ -214,16 +214,18 @@ def verify(
     *,
     source: Path | Iterable[Path] | None = None,
     mappings: Path | None = None,
+    hf_config: Path | None = None,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> Verified:
     """Checks every byte of a converted directory: against the manifest's hashes, or, with
-    ``source``, by recomputing it from the GGUF.
+    ``source``, by recomputing it from the GGUF (and ``hf_config``, if it was converted with one).
 
     :raises ShardsError: what is damaged, one problem a line.
     """
     start = time.perf_counter()
     sources = [] if source is None else _paths(source)
     tables = None if mappings is None else os.fspath(mappings)
-    files, count = _native.verify(os.fspath(dir), sources, tables, threads, progress)
+    given = None if hf_config is None else os.fspath(hf_config)
+    files, count = _native.verify(os.fspath(dir), sources, tables, given, threads, progress)
     return Verified(files, count, time.perf_counter() - start)

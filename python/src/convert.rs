@@ -163,6 +163,7 @@ pub fn verify(
     dir: PathBuf,
     source: Vec<PathBuf>,
     mappings: Option<PathBuf>,
+    hf_config: Option<PathBuf>,
     threads: usize,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(usize, u64)> {
@@ -173,7 +174,13 @@ pub fn verify(
             true => preshard::verify::hashes(&dir, &settings),
             false => {
                 let tables = Tables { dir: mappings.as_deref() };
-                preshard::verify::source(&dir, &source, &tables, &Decoder::CPU, &settings)
+                let directory = |request| hf::Request {
+                    hf_config: hf_config.clone(),
+                    mappings: mappings.clone(),
+                    allow_unknown_keys: true,
+                    ..request
+                };
+                preshard::verify::source(&dir, &source, &tables, directory, &Decoder::CPU, &settings)
             }
         }?;
         Ok((outcome.files, outcome.bytes))

@@ -3,6 +3,7 @@
 use super::{Talk, print, print_json, progress, signals, text};
 use crate::error::{Error, Result};
 use crate::eval::Decoder;
+use crate::hf;
 use crate::mapping::Tables;
 use crate::verify::{self, Settings};
 use serde_json::json;
@@ -20,6 +21,9 @@ pub struct Args {
     /// The mapping tables it was converted with, when not the built-in ones.
     #[arg(long, value_name = "DIR")]
     mappings: Option<PathBuf>,
+    /// The directory given to convert with --hf-config, if one was.
+    #[arg(long, value_name = "DIR", requires = "source")]
+    hf_config: Option<PathBuf>,
     /// Threads; one per core when absent.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -37,7 +41,14 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         true => verify::hashes(&args.dir, &settings),
         false => {
             let tables = Tables { dir: args.mappings.as_deref() };
-            verify::source(&args.dir, &args.source, &tables, &Decoder::CPU, &settings)
+            // What convert went on with is not asked again.
+            let directory = |request| hf::Request {
+                hf_config: args.hf_config.clone(),
+                mappings: args.mappings.clone(),
+                allow_unknown_keys: true,
+                ..request
+            };
+            verify::source(&args.dir, &args.source, &tables, directory, &Decoder::CPU, &settings)
         }
     };
     bar.finish_and_clear();

@@ -13,6 +13,7 @@ use crate::cut::{self, MAX_PARTS};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::hf;
+use crate::manifest::Policy;
 use crate::mapping::{Part, Tables};
 use params::{Form, Param};
 use shard::ShardPlan;
@@ -121,7 +122,7 @@ pub struct Options {
 
 impl Options {
     /// The options a manifest was made with; `None` when it says something this version does not know.
-    pub fn of(policy: &crate::manifest::Policy) -> Option<Options> {
+    pub fn of(policy: &Policy) -> Option<Options> {
         let keep = |t: &str| [Keep::Keep, Keep::Drop].into_iter().find(|k| k.name() == t);
         let fit = |t: &str| [Fit::Refuse, Fit::Dequantise].into_iter().find(|f| f.name() == t);
         Some(Options {
@@ -137,6 +138,25 @@ impl Options {
             layout: [Layout::Vllm, Layout::Hf].into_iter().find(|l| l.name() == policy.layout)?,
             max_file_size: policy.max_file_size,
         })
+    }
+}
+
+impl Options {
+    /// As the manifest has it; `stages`: first layer of each stage and the end.
+    pub fn policy(&self, stages: &[u64]) -> Policy {
+        Policy {
+            tp: self.tp,
+            pp: self.pp,
+            ep: self.ep,
+            stages: stages.to_vec(),
+            layout: self.layout.name().into(),
+            max_file_size: self.max_file_size,
+            weights: self.weights.name().into(),
+            indexer: self.indexer.name().into(),
+            mtp: self.mtp.name().into(),
+            misaligned: self.misaligned.name().into(),
+            mixed: self.mixed.name().into(),
+        }
     }
 }
 
@@ -192,7 +212,7 @@ pub struct Plan {
     pub shards: Vec<ShardPlan>,
     /// What becomes of each GGUF tensor, and whether it belongs to the MTP block.
     pub fates: Vec<(Fate, Part)>,
-    /// BLAKE3 of all that decides the output.
+    /// BLAKE3 of all that decides the shards; [`Plan::with_files`] adds the files beside them.
     pub hash: [u8; 32],
 }
 
@@ -240,7 +260,7 @@ impl Plan {
         let params = params::resolve(&engine, &model, gguf, &options, options.tp)?;
         let fates = fates(gguf, &model, &params);
         let mut plan = Plan {
-            hash: hash(gguf, &arch_text, &engine_text, &options),
+            hash: hash(gguf, &arch_text, &engine_text, &options.policy(&stages)),
             architecture,
             layout: layout.clone(),
             vocab: [rows, rows.next_multiple_of(engine.vocab_multiple.max(1))],
@@ -274,6 +294,18 @@ impl Plan {
             allow_unknown_keys: false,
             quantization: None,
         }
+    }
+
+    /// BLAKE3 of all that decides the directory: the plan, and the files beside the shards, sorted by name.
+    pub fn with_files(&self, files: &[(String, Vec<u8>)]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key("preshard directory 1");
+        hasher.update(&self.hash);
+        for (name, bytes) in files {
+            hasher.update(&(name.len() as u64).to_le_bytes());
+            hasher.update(name.as_bytes());
+            hasher.update(blake3::hash(bytes).as_bytes());
+        }
+        *hasher.finalize().as_bytes()
     }
 
     /// GGUF tensors left out, in file order.
@@ -340,9 +372,9 @@ fn fates(gguf: &Gguf, model: &Model, params: &[Param]) -> Vec<(Fate, Part)> {
         .collect()
 }
 
-/// BLAKE3 of the sources' headers, the mapping tables, the options and the tool's version.
-fn hash(gguf: &Gguf, arch: &str, engine: &str, options: &Options) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key("preshard plan 1");
+/// BLAKE3 of the sources' headers, the mapping tables, the policy and the tool's version.
+fn hash(gguf: &Gguf, arch: &str, engine: &str, policy: &Policy) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("preshard plan 2");
     let mut field = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
@@ -354,6 +386,7 @@ fn hash(gguf: &Gguf, arch: &str, engine: &str, options: &Options) -> [u8; 32] {
     }
     field(arch.as_bytes());
     field(engine.as_bytes());
-    field(format!("{options:?}").as_bytes());
+    // As the manifest has it: one text for one policy.
+    field(serde_json::json!(policy).to_string().as_bytes());
     *hasher.finalize().as_bytes()
 }

@@ -405,3 +405,44 @@ fn arrays_of_layers_have_an_entry_for_each_layer_and_no_more() {
         &["glm-dsa.attention.indexer.types: 6 entries", "3 layers, or 4 with the MTP block"],
     );
 }
+
+/// The small files are part of what is converted: a rank that follows with others is refused, and
+/// recomputing from the source sees them.
+#[test]
+fn ranks_of_one_directory_have_one_config_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = LLAMA.build(&q4_k);
+    let source = model.write(dir.path().join("model.gguf"));
+    let (out, given) = (dir.path().join("out"), dir.path().join("given"));
+    std::fs::create_dir(&given).unwrap();
+    let mut other = config(&model);
+    other["rms_norm_eps"] = json!(0.123);
+    std::fs::write(given.join("config.json"), other.to_string()).unwrap();
+    let run = |args: &[&str], hf: bool| {
+        let mut command = preshard();
+        command.args(args);
+        if hf {
+            command.arg("--hf-config").arg(&given);
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), stderr(&output))
+    };
+    let (source, out) = (source.to_str().unwrap(), out.to_str().unwrap());
+    let convert =
+        |rank: &str, hf: bool| run(&["convert", "-q", source, "--tp", "2", "--ranks", rank, "-o", out], hf);
+    let verify = |hf: bool| run(&["verify", "-q", out, "--source", source], hf);
+    assert_eq!(convert("0", false), (Some(0), String::new()));
+    let before = std::fs::read(dir.path().join("out/config.json")).unwrap();
+    let (code, text) = convert("1", true);
+    assert!(code == Some(1) && text.contains("with another config.json"), "{text}");
+    assert_eq!(std::fs::read(dir.path().join("out/config.json")).unwrap(), before);
+    assert_eq!(convert("1", false).0, Some(0));
+    assert_eq!(verify(false), (Some(0), String::new()));
+
+    std::fs::remove_dir_all(out).unwrap();
+    assert_eq!(convert("0", true).0, Some(0));
+    let (code, text) = verify(false);
+    assert!(code == Some(1) && text.contains("config.json: is not what this GGUF gives"), "{text}");
+    assert_eq!(verify(true), (Some(0), String::new()));
+    assert_eq!(run(&["verify", out], true).0, Some(2), "--hf-config is of use with --source alone");
+}
