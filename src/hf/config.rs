@@ -60,6 +60,19 @@ pub(super) struct Refuse {
     pub reason: String,
 }
 
+/// What an expression of a config table decides.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Use<'a> {
+    /// A key of config.json, `rope_scaling.factor`.
+    Config(String),
+    /// A symbol, which other expressions use.
+    Symbol(String),
+    /// Which Hugging Face class it is.
+    Class,
+    /// Whether the model is refused, for this reason.
+    Refusal(&'a str),
+}
+
 /// One Hugging Face model that an architecture may be.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -82,7 +95,7 @@ impl Architecture {
         Self::named(name, tables)
     }
 
-    fn named(name: &str, tables: &Tables) -> Result<Architecture> {
+    pub(super) fn named(name: &str, tables: &Tables) -> Result<Architecture> {
         let (rules, _): (Architecture, String) = tables.read("config", name)?;
         if rules.architecture != name {
             return Err(Error::mapping(
@@ -91,6 +104,12 @@ impl Architecture {
             ));
         }
         Ok(rules)
+    }
+
+    /// The expression that a symbol stands for.
+    #[cfg(test)]
+    pub(super) fn symbol(&self, name: &str) -> Option<&str> {
+        self.symbols.get(name)?.as_str()
     }
 
     /// GGUF's name of it.
@@ -103,17 +122,15 @@ impl Architecture {
         Texts { stop: &self.stop, visible: &self.visible }
     }
 
-    /// Every expression over metadata.
-    pub(super) fn expressions(&self) -> Vec<&str> {
+    /// Every expression over metadata, with what it decides.
+    pub(super) fn expressions(&self) -> Vec<(Use<'_>, &str)> {
         let mut all = Vec::new();
-        for table in std::iter::once(&self.config)
-            .chain([&self.symbols])
-            .chain(self.model.iter().map(|choice| &choice.config))
-        {
-            texts(table, &mut all);
+        for table in std::iter::once(&self.config).chain(self.model.iter().map(|choice| &choice.config)) {
+            texts(table, "", &mut |key, text| all.push((Use::Config(key), text)));
         }
-        all.extend(self.model.iter().filter_map(|choice| choice.when.as_deref()));
-        all.extend(self.refuse.iter().map(|rule| rule.when.as_str()));
+        texts(&self.symbols, "", &mut |name, text| all.push((Use::Symbol(name), text)));
+        all.extend(self.model.iter().filter_map(|choice| Some((Use::Class, choice.when.as_deref()?))));
+        all.extend(self.refuse.iter().map(|rule| (Use::Refusal(&rule.reason), rule.when.as_str())));
         all
     }
 
@@ -241,6 +258,15 @@ impl Architecture {
         if sampled {
             generation.insert("do_sample".into(), true.into());
         }
+        // Tokens that are never chosen; as llama.cpp, without those that the vocabulary does not have.
+        const SUPPRESSED: &str = "tokenizer.ggml.suppress_tokens";
+        if let Some(ids) = gguf.metadata().numbers(SUPPRESSED)? {
+            let known = |id: &f64| *id >= 0.0 && *id < vocab.tokens.len() as f64;
+            let ids: Vec<Value> = ids.into_iter().filter(known).map(|id| (id as u64).into()).collect();
+            if !ids.is_empty() {
+                generation.insert("suppress_tokens".into(), ids.into());
+            }
+        }
         Ok(generation)
     }
 }
@@ -303,12 +329,17 @@ fn fill(
     Ok(())
 }
 
-/// The expressions of a table and of the tables in it.
-fn texts<'t>(table: &'t toml::Table, all: &mut Vec<&'t str>) {
-    for value in table.values() {
+/// Visits the expressions of a table and of the tables in it; a condition (`when`) decides its whole table.
+fn texts<'t>(table: &'t toml::Table, under: &str, visit: &mut dyn FnMut(String, &'t str)) {
+    for (key, value) in table {
+        let name = match (under, key.as_str()) {
+            ("", key) => key.to_owned(),
+            (under, "when") => under.to_owned(),
+            (under, key) => format!("{under}.{key}"),
+        };
         match value {
-            toml::Value::String(text) => all.push(text),
-            toml::Value::Table(inner) => texts(inner, all),
+            toml::Value::String(text) => visit(name, text),
+            toml::Value::Table(inner) => texts(inner, &name, visit),
             _ => {}
         }
     }
@@ -359,7 +390,7 @@ mod tests {
             let last = rules.model.last();
             assert!(last.is_some_and(|m| m.when.is_none()), "{name}: the last model has a condition");
             assert!(!rules.structure.is_empty(), "{name}");
-            for text in rules.expressions() {
+            for (_, text) in rules.expressions() {
                 expr::evaluate(text, &Asked::default()).expect(text);
             }
         }

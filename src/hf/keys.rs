@@ -4,7 +4,7 @@
 //! A key that nobody reads may change what the model computes (a window, a scale, a cap on logits), and
 //! then the engine would serve another function without a word.
 
-use super::config::{Architecture, json};
+use super::config::{Architecture, Use, json};
 use super::expr::{self, Names, Outcome};
 use super::facts::{Facts, single};
 use crate::error::{Error, Result, shown};
@@ -22,26 +22,26 @@ pub(super) struct Keys {
     /// The value, or the list of values, that changes nothing; a text is an expression. With a reason of
     /// its own: `{ is = …, why = … }`.
     #[serde(default)]
-    neutral: BTreeMap<String, Neutral>,
+    pub(super) neutral: BTreeMap<String, Neutral>,
     /// Why the key has no effect.
     #[serde(default)]
-    ignored: BTreeMap<String, String>,
+    pub(super) ignored: BTreeMap<String, String>,
     /// What becomes of keys that are read by code and by no expression.
     #[serde(default)]
-    read: BTreeMap<String, String>,
+    pub(super) read: BTreeMap<String, String>,
 }
 
 /// What a key must be to change nothing.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Neutral {
+pub(super) enum Neutral {
     Reason { is: toml::Value, why: String },
     Plain(toml::Value),
 }
 
 impl Neutral {
     /// The rules for its values, and why another is refused.
-    fn rules(&self) -> (&[toml::Value], &str) {
+    pub(super) fn rules(&self) -> (&[toml::Value], &str) {
         let (is, why) = match self {
             Neutral::Reason { is, why } => (is, why.as_str()),
             Neutral::Plain(is) => (is, "no class of the architecture computes with another value"),
@@ -75,6 +75,22 @@ pub(super) enum Doubt {
     Note,
 }
 
+/// What becomes of a metadata key.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fate<'a> {
+    /// Refused unless its value is one of this rule's.
+    Neutral(&'a Neutral),
+    /// By expressions, or by code.
+    Read,
+    /// Without effect.
+    Ignored,
+    /// Of no known meaning.
+    Unknown,
+}
+
+/// Keys that expressions read, and what they decide.
+pub(super) type Reads<'a> = BTreeMap<String, BTreeSet<Use<'a>>>;
+
 impl Architecture {
     /// Refuses metadata that says something which no table reads.
     ///
@@ -89,40 +105,40 @@ impl Architecture {
         allowed: bool,
         notes: &mut Vec<String>,
     ) -> Result<()> {
-        let read = self.read_names()?;
+        let reads = self.reads()?;
         let mut doubts: Vec<(String, String, &str)> = Vec::new();
         const ADVICE: &str =
             "give the model's own config.json with --hf-config DIR, if its class can compute this";
         for (key, value) in gguf.metadata().iter() {
             let Some(name) = self.short(key) else { continue };
-            if let Some(rule) = self.keys.neutral.get(name) {
-                let (rules, why) = rule.rules();
-                let neutral = neutral(rules, facts)?;
-                if !all_are(value, &neutral) {
-                    let expected: Vec<String> = neutral.iter().map(Value::to_string).collect();
-                    doubts.push((
-                        key.to_owned(),
-                        format!("{}, expected {}: {why}", described(value), expected.join(" or ")),
-                        ADVICE,
-                    ));
+            match self.fate(name, &reads) {
+                Fate::Read | Fate::Ignored => {}
+                Fate::Neutral(rule) => {
+                    let (rules, why) = rule.rules();
+                    let neutral = neutral(rules, facts)?;
+                    if !all_are(value, &neutral) {
+                        let expected: Vec<String> = neutral.iter().map(Value::to_string).collect();
+                        doubts.push((
+                            key.to_owned(),
+                            format!("{}, expected {}: {why}", described(value), expected.join(" or ")),
+                            ADVICE,
+                        ));
+                    }
                 }
-            } else if !read.contains(name) && !self.declared(name) {
-                if key.starts_with("tokenizer.") {
-                    notes.push(format!(
-                        "{}: read by nothing here; it may change how text becomes tokens",
-                        shown(key)
-                    ));
-                } else if !allowed {
-                    doubts.push((
-                        key.to_owned(),
-                        format!(
-                            "{}, a key unknown here: it may change what the model computes",
-                            described(value)
-                        ),
-                        "pass --allow-unknown-keys if it does not",
-                    ));
-                } else {
-                    notes.push(format!("{}: {}, a key unknown here", shown(key), described(value)));
+                Fate::Unknown if key.starts_with("tokenizer.") => notes.push(format!(
+                    "{}: read by nothing here; it may change how text becomes tokens",
+                    shown(key)
+                )),
+                Fate::Unknown if !allowed => doubts.push((
+                    key.to_owned(),
+                    format!(
+                        "{}, a key unknown here: it may change what the model computes",
+                        described(value)
+                    ),
+                    "pass --allow-unknown-keys if it does not",
+                )),
+                Fate::Unknown => {
+                    notes.push(format!("{}: {}, a key unknown here", shown(key), described(value)))
                 }
             }
         }
@@ -153,20 +169,55 @@ impl Architecture {
         }
     }
 
-    fn declared(&self, name: &str) -> bool {
-        self.keys.ignored.keys().chain(self.keys.read.keys()).any(|rule| match rule.strip_suffix('*') {
-            Some(begin) => name.starts_with(begin),
-            None => name == rule,
-        })
+    /// What becomes of the key `name`; `reads` is [`Architecture::reads`].
+    pub(super) fn fate(&self, name: &str, reads: &Reads) -> Fate<'_> {
+        let declared = |rules: &'_ BTreeMap<String, String>| {
+            let fits = |rule: &str| match rule.strip_suffix('*') {
+                Some(begin) => name.starts_with(begin),
+                None => name == rule,
+            };
+            rules.keys().any(|rule| fits(rule))
+        };
+        if let Some(rule) = self.keys.neutral.get(name) {
+            Fate::Neutral(rule)
+        } else if reads.contains_key(name) || declared(&self.keys.read) {
+            Fate::Read
+        } else if declared(&self.keys.ignored) {
+            Fate::Ignored
+        } else {
+            Fate::Unknown
+        }
     }
 
-    /// The names that the table's expressions read.
-    fn read_names(&self) -> Result<BTreeSet<String>> {
-        let asked = Asked::default();
-        for text in self.expressions() {
+    /// The keys that expressions read, and what each decides: a symbol stands for what the expressions with it
+    /// decide, so that one which nothing uses reads nothing.
+    pub(super) fn reads(&self) -> Result<Reads<'_>> {
+        let mut symbols = BTreeMap::new();
+        let mut rest = Vec::new();
+        for (decides, text) in self.expressions() {
+            let asked = Asked::default();
             expr::evaluate(text, &asked)?;
+            let names = asked.0.take();
+            match decides {
+                Use::Symbol(name) => drop(symbols.insert(name, names)),
+                other => rest.push((other, names)),
+            }
         }
-        Ok(asked.0.take())
+        let mut reads = Reads::new();
+        for (decides, names) in rest {
+            let mut seen = BTreeSet::new();
+            let mut open: Vec<&String> = names.iter().collect();
+            while let Some(name) = open.pop() {
+                if !seen.insert(name) {
+                    continue;
+                }
+                match symbols.get(name) {
+                    Some(names) => open.extend(names),
+                    None => drop(reads.entry(name.clone()).or_default().insert(decides.clone())),
+                }
+            }
+        }
+        Ok(reads)
     }
 }
 

@@ -10,6 +10,8 @@ mod config;
 mod expr;
 mod facts;
 mod given;
+#[cfg(test)]
+mod key_table;
 mod keys;
 mod pretokenizer;
 mod rope;

@@ -229,13 +229,25 @@ fn rope_scaling_is_what_llama_cpp_reads() {
     };
     for (arch, model) in all().into_iter().filter(|(arch, _)| *arch != "glm-dsa") {
         let of = |keys: &[(&str, Kv)]| scaling(arch, &model, keys);
-        for linear in [
-            of(&[("scale_linear", 8f32.into())]),
-            of(&[("scaling.factor", 8f32.into())]),
-            of(&[("scaling.factor", 8f32.into()), ("scale_linear", 2f32.into())]),
-            of(&[("scaling.type", "linear".into()), ("scaling.factor", 8f32.into())]),
-        ] {
-            assert_eq!((&linear["rope_type"], &linear["factor"]), (&json!("linear"), &json!(8.0)), "{arch}");
+        let linear: [&[(&str, Kv)]; 4] = [
+            &[("scale_linear", 8f32.into())],
+            &[("scaling.factor", 8f32.into())],
+            &[("scaling.factor", 8f32.into()), ("scale_linear", 2f32.into())],
+            &[("scaling.type", "linear".into()), ("scaling.factor", 8f32.into())],
+        ];
+        for keys in linear {
+            if arch == "deepseek2" {
+                // vLLM's class computes YaRN whatever type of scaling its config.json names.
+                let keyed = |m: Builder, (k, v): &(&str, Kv)| m.kv(format!("deepseek2.rope.{k}"), v.clone());
+                refused(
+                    &keys.iter().fold(model.clone(), keyed),
+                    &[],
+                    &["deepseek2.rope.scaling.type: not YaRN"],
+                );
+                continue;
+            }
+            let made = of(keys);
+            assert_eq!((&made["rope_type"], &made["factor"]), (&json!("linear"), &json!(8.0)), "{arch}");
         }
         for none in [
             of(&[("scaling.type", "linear".into()), ("scaling.factor", 0f32.into())]),
@@ -254,9 +266,60 @@ fn rope_scaling_is_what_llama_cpp_reads() {
     for (model, built) in gqa() {
         assert_eq!(scaling(model.arch, &built, &yarn)["attention_factor"], 0.5, "{}", model.arch);
     }
+    // Without the length that was scaled, it is the context's; a 0 is none.
+    for (arch, model) in all().into_iter().filter(|(arch, _)| *arch != "glm-dsa") {
+        let context = config(&model)["max_position_embeddings"].clone();
+        let zero = ("scaling.original_context_length", 0u32.into());
+        for keys in [&yarn[..2], &[yarn[0].clone(), yarn[1].clone(), zero]] {
+            assert_eq!(scaling(arch, &model, keys)["original_max_position_embeddings"], context, "{arch}");
+        }
+    }
     // GLM-5 has no scaling to put it in.
     let glm = GLM.build(&q4_k).kv("glm-dsa.rope.scaling.factor", 4f32);
     refused(&glm, &[], &["glm-dsa.rope.scaling.factor: 4.0, expected 0 or 1"]);
+}
+
+/// `attn_factor` is longrope's factor; beside another scaling llama.cpp multiplies by it (llama-context.cpp,
+/// `yarn_attn_factor *= hparams.rope_attn_factor`), and `attention_factor` of config.json would replace instead.
+#[test]
+fn a_factor_beside_linear_or_yarn_scaling_is_refused() {
+    for (arch, model) in all() {
+        let scaled = |kind: &str, factor: f32| {
+            let model = model.clone().kv(format!("{arch}.rope.scaling.type"), kind);
+            model.kv(format!("{arch}.rope.scaling.attn_factor"), factor)
+        };
+        for kind in ["linear", "yarn", "none"] {
+            let with = |m: Builder| m.kv(format!("{arch}.rope.scaling.factor"), 1f32);
+            refused(&with(scaled(kind, 0.5)), &[], &[&format!("{arch}.rope.scaling.attn_factor: ")]);
+            assert_eq!(config(&with(scaled(kind, 1.0))), config(&model), "{arch}: {kind}");
+        }
+    }
+}
+
+/// llama.cpp PR 14028: the files of Qwen3-Embedding say that an embedding is the last token's state, as engines take
+/// it by default; what the model computes is the same.
+#[test]
+fn an_embedding_of_the_last_token_is_no_other_function() {
+    for (arch, model) in all() {
+        let pooled = |kind: u32| model.clone().kv(format!("{arch}.pooling_type"), kind);
+        assert_eq!(config(&pooled(3)), config(&model), "{arch}");
+        for kind in [1, 2, 4] {
+            refused(&pooled(kind), &[], &["pooling_type", "expected 0 or 3"]);
+        }
+    }
+}
+
+/// llama.cpp never chooses these tokens (llama-vocab.cpp, `suppress_tokens`, without ids that are no tokens).
+#[test]
+fn suppressed_tokens_reach_generation_config_json() {
+    for (arch, model) in all() {
+        let model = with_tokens(model, "qwen2", &[("<|endoftext|>", 3), ("<a>", 3), ("<b>", 3)]);
+        let made = |ids: Vec<i32>| {
+            file(&model.clone().kv("tokenizer.ggml.suppress_tokens", ids), "generation_config.json")
+        };
+        assert_eq!(made(vec![202, -1, 201, 4000])["suppress_tokens"], json!([202, 201]), "{arch}");
+        assert_eq!(made(vec![-1])["suppress_tokens"], Value::Null, "{arch}");
+    }
 }
 
 /// llama.cpp 24820, PR 7225.
