@@ -188,6 +188,15 @@ fn load_refuses_ranks_that_are_not_there() {
     let loaded = run(&["load", "--device", "cpu", "--ranks", "0"]);
     assert!(loaded.status.success(), "{}", stderr(&loaded));
     assert_eq!(stdout(&loaded).lines().count(), 1);
+    // -v says where the time went, in the order in which it passed.
+    let told = run(&["load", "-v", "--device", "cpu", "--ranks", "0"]);
+    let text = stdout(&told);
+    let lines: Vec<&str> = text.lines().skip(1).collect();
+    let ends = ["processor time before main", "directory open", "memory", "last byte", "all of it verified"];
+    assert!(lines.len() == ends.len() && lines.iter().zip(ends).all(|(l, e)| l.contains(e)), "{text}");
+    let times: Vec<f64> =
+        lines[1..].iter().map(|l| l.split_whitespace().next().unwrap().parse().unwrap()).collect();
+    assert!(times.is_sorted(), "{times:?}");
 }
 
 #[test]

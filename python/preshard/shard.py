@@ -39,6 +39,12 @@ class LoadStats:
     """Seconds until the first chunk was in its place."""
     last_byte: float
     """Seconds until the last byte was."""
+    memory: float
+    """Seconds in which the driver allocated the device memory."""
+    locking: float
+    """Seconds in which readers waited for page-locked memory, the longest of them."""
+    kernels: float
+    """Seconds in which the hash kernels were loaded, while the readers read."""
     threads: int
     pinned: int
     """Bytes of page-locked host memory used."""

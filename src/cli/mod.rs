@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// Turn a GGUF model into per-rank safetensors shards that many GPUs load in seconds.
 #[derive(Parser)]
@@ -55,6 +56,8 @@ enum Command {
 struct Talk {
     quiet: bool,
     verbose: bool,
+    /// When `main` began.
+    started: Instant,
 }
 
 impl Talk {
@@ -68,6 +71,7 @@ impl Talk {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    let started = Instant::now();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -78,7 +82,7 @@ pub fn main() -> ExitCode {
         }
     };
     signals::install();
-    let talk = Talk { quiet: cli.quiet, verbose: cli.verbose };
+    let talk = Talk { quiet: cli.quiet, verbose: cli.verbose, started };
     let result = match cli.command {
         Command::Inspect(args) => inspect::run(args, talk),
         Command::Plan(args) => plan::run(args, talk),

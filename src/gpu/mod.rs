@@ -15,9 +15,12 @@ mod memory;
 pub use memory::{DeviceBuffer, PinnedBuffer};
 
 use crate::error::{Error, Result};
+use crate::sync;
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use std::ffi::{CString, c_void};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// The oldest driver interface that reads our PTX (ISA 8.0, the first to know `sm_90`): CUDA 12.0.
 const MIN_DRIVER: i32 = 12000;
@@ -37,6 +40,11 @@ pub struct Info {
     pub pci: String,
     /// The NUMA node its PCI slot hangs on, where the system says.
     pub numa_node: Option<usize>,
+    /// Seconds in which the driver's library was opened and started, almost none after the first time in
+    /// a process.
+    pub driver_seconds: f64,
+    /// Seconds in which the context was made.
+    pub context_seconds: f64,
 }
 
 /// One GPU with its primary context. Cheap to clone; usable from any thread.
@@ -92,12 +100,15 @@ impl Device {
     /// # Errors
     /// One line each for: no driver library, a driver older than CUDA 12.0, no GPU, no such GPU.
     pub fn open(ordinal: usize) -> Result<Device> {
+        let start = Instant::now();
         let count = count()?;
+        let driver_seconds = start.elapsed().as_secs_f64();
         let name = format!("cuda:{ordinal}");
         if ordinal >= count {
             return Err(Error::device(name, format!("no such GPU, the driver offers {count} (from 0)")));
         }
         let context = CudaContext::new(ordinal).map_err(|e| failed(&name, "open the GPU", e))?;
+        let context_seconds = start.elapsed().as_secs_f64() - driver_seconds;
         let fail = |e| failed(&name, "ask the GPU's properties", e);
         let pci = pci_address(&context).map_err(fail)?;
         let numa_node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci}/numa_node"))
@@ -110,13 +121,20 @@ impl Device {
             compute: context.compute_capability().map_err(fail)?,
             pci,
             numa_node,
+            driver_seconds,
+            context_seconds,
         };
         Ok(Device { context, info: Arc::new(info), spare: Arc::default() })
     }
 
-    /// Opens every GPU the driver offers.
-    pub fn all() -> Result<Vec<Device>> {
-        (0..count()?).map(Device::open).collect()
+    /// Opens those GPUs of `ordinals` that the driver offers, all at once.
+    pub fn open_all(ordinals: Range<usize>) -> Result<Vec<Device>> {
+        let end = ordinals.end.min(count()?);
+        std::thread::scope(|scope| {
+            let opening: Vec<_> =
+                (ordinals.start..end).map(|i| scope.spawn(move || Device::open(i))).collect();
+            opening.into_iter().map(sync::join).collect()
+        })
     }
 
     /// What is known of it.

@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::sync::{Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that the readers fill at one time, all together: the fewer threads, the larger the pieces.
 /// Less was slower with few threads, more with several GPUs (docs/performance.md).
@@ -134,10 +134,13 @@ pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Lo
                             Error::shards(shard.path().display(), "too large for this machine")
                         })?;
                         let memory = device.alloc(bytes)?;
+                        let allocated = start.elapsed();
                         let cores = numa::cores(device.info().numa_node);
                         let share = cores.len() / neighbours;
                         let load = Load { shard, device, base: memory.ptr(), options, share, cores, stop };
-                        Ok(load.run(start)?.map(|stats| Loaded { memory, entry: entry.clone(), stats }))
+                        let stats = load.run(start)?;
+                        let stats = stats.map(|s| Stats { memory: allocated.as_secs_f64(), ..s });
+                        Ok(stats.map(|stats| Loaded { memory, entry: entry.clone(), stats }))
                     };
                     load().inspect_err(|_| stop.store(true, Ordering::Relaxed))
                 })
@@ -186,6 +189,22 @@ struct Slot {
     /// Signals the slot's latest copy. Waiting on it for an earlier copy is safe: copies on one
     /// stream finish in order.
     copied: Event,
+}
+
+/// What one reader has to tell.
+struct Read {
+    /// How long it waited for page-locked memory.
+    locking: Duration,
+    /// When its last copy was done.
+    end: Instant,
+}
+
+/// What the hashing thread found.
+struct Hashed {
+    /// The chaining value of each leaf.
+    values: Vec<[u8; VALUE]>,
+    /// How long loading the kernels took.
+    kernels: Duration,
 }
 
 impl Drop for Progress {
@@ -258,10 +277,10 @@ impl Load<'_> {
                 })
                 .collect();
             drop(send);
-            let read: Vec<Result<Instant>> = readers.into_iter().map(sync::join).collect();
+            let read: Vec<Result<Read>> = readers.into_iter().map(sync::join).collect();
             (read, hashing.map(sync::join))
         });
-        let ends = read.into_iter().collect::<Result<Vec<Instant>>>()?;
+        let reads = read.into_iter().collect::<Result<Vec<Read>>>()?;
         let hashed = hashed.transpose()?;
         let first = *sync::lock(&progress.first);
         self.keep(progress)?;
@@ -269,15 +288,18 @@ impl Load<'_> {
             return Ok(None);
         }
         self.shard.check_unchanged()?;
-        if let Some(found) = &hashed {
-            compare_leaves(self.shard, found)?;
+        if let Some(hashed) = &hashed {
+            compare_leaves(self.shard, &hashed.values)?;
         }
         let since = |t: Option<Instant>| t.map_or(0.0, |t| (t - start).as_secs_f64());
         Ok(Some(Stats {
             bytes,
             seconds: start.elapsed().as_secs_f64(),
             first_byte: since(first),
-            last_byte: since(ends.into_iter().max()),
+            last_byte: since(reads.iter().map(|r| r.end).max()),
+            memory: 0.0,
+            locking: reads.iter().map(|r| r.locking).max().unwrap_or_default().as_secs_f64(),
+            kernels: hashed.map_or(0.0, |h| h.kernels.as_secs_f64()),
             threads,
             pinned: (slots * chunk) as u64,
             direct: source.read_direct(),
@@ -296,7 +318,7 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// One reader; gives the time when its last copy was done.
+    /// One reader.
     fn read(
         &self,
         index: usize,
@@ -304,14 +326,16 @@ impl Load<'_> {
         source: &Source,
         progress: &Progress,
         leaves: &mpsc::Sender<u64>,
-    ) -> Result<Instant> {
+    ) -> Result<Read> {
         numa::bind(&self.cores);
+        let start = Instant::now();
         let (ring, stream) = (&progress.ring, &progress.stream);
         for slot in (index..progress.slots.len()).step_by(threads) {
             let memory = self.device.take_pinned(self.options.chunk)?;
             let _ = progress.slots[slot].memory.set(memory); // nobody else sets this one
             ring.add(slot);
         }
+        let locking = start.elapsed();
         while let Some(piece) = ring.claim(self.stop) {
             self.options.check_stop()?;
             let Slot { memory, copied } = &progress.slots[piece.slot];
@@ -341,16 +365,18 @@ impl Load<'_> {
             }
         }
         stream.synchronize()?;
-        Ok(Instant::now())
+        Ok(Read { locking, end: Instant::now() })
     }
 
-    /// Hashes leaves as they arrive; gives all chaining values.
-    fn hash(&self, progress: &Progress, leaves: mpsc::Receiver<u64>) -> Result<Vec<[u8; 32]>> {
+    /// Hashes leaves as they arrive.
+    fn hash(&self, progress: &Progress, leaves: mpsc::Receiver<u64>) -> Result<Hashed> {
         let bytes = self.shard.entry().bytes;
         let chunks = progress.slot_of.len() as u64;
         let per_leaf = LEAF / self.options.chunk as u64;
         let stream = self.device.stream()?;
+        let start = Instant::now();
         let hasher = LeafHasher::new(self.device)?;
+        let kernels = start.elapsed();
         let values = self.device.alloc(progress.uncopied.len() * VALUE)?;
         for leaf in leaves {
             let first = leaf * per_leaf;
@@ -365,6 +391,6 @@ impl Load<'_> {
         stream.synchronize()?;
         let mut found = vec![[0; VALUE]; progress.uncopied.len()];
         values.read(0, found.as_flattened_mut())?;
-        Ok(found)
+        Ok(Hashed { values: found, kernels })
     }
 }

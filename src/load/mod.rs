@@ -102,6 +102,13 @@ pub struct Stats {
     pub first_byte: f64,
     /// Seconds until its last byte was.
     pub last_byte: f64,
+    /// Seconds in which the driver allocated the device memory.
+    pub memory: f64,
+    /// Seconds in which readers waited for page-locked memory, the longest of them. Others read
+    /// meanwhile. The next load to the same device finds that memory locked.
+    pub locking: f64,
+    /// Seconds in which the hash kernels were loaded, while the readers read.
+    pub kernels: f64,
     /// Reader threads.
     pub threads: usize,
     /// Bytes of page-locked host memory used, 0 for a load into host memory.
