@@ -398,7 +398,12 @@ fn lod_04_the_gpu_gets_every_byte_and_finds_a_flipped_bit() {
 #[test]
 fn lod_05_the_gpu_gets_no_part_of_a_file() {
     let Some(device) = gpu("lod_05_the_gpu_gets_no_part_of_a_file") else { return };
-    let (dir, _) = converted(1, &[("big".into(), "U8", vec![200 << 20]), ("odd".into(), "U8", vec![17])]);
+    let specs = [
+        ("big".into(), "U8", vec![200 << 20]),
+        ("odd".into(), "U8", vec![17]),
+        ("model.layers.0.input_layernorm.weight".into(), "F32", vec![3]),
+    ];
+    let (dir, _) = converted(1, &specs);
     for (threads, chunk) in [(1, 16 << 20), (7, 4 << 20), (64, 64 << 10)] {
         let options = Options { threads: Some(threads), chunk, ..Options::default() };
         let shard = Shard::open(dir.path(), 0).unwrap();
