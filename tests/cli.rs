@@ -241,3 +241,86 @@ fn a_new_architecture_is_two_tables_and_no_rust() {
         assert!(read("novel") == read("llama"), "{file}");
     }
 }
+
+/// The plan that a page of `plan --html` holds.
+fn page_data(page: &str) -> Value {
+    let (_, rest) = page.split_once(r#"<script type="application/json" id="plan">"#).unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+#[test]
+fn the_page_of_a_plan_counts_every_byte_of_every_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("plan.html"), dir.path().join("out"));
+    let source = fixture("glm5/tiny-glm5-UD-Q4_K_XL-00001-of-00003.gguf");
+    let how = [source.to_str().unwrap(), "--tp", "2", "--misaligned", "dequantise"];
+    let page = ["--html", file.to_str().unwrap(), "--gpu-memory", "96GB", "--json"];
+    let plan = json(&[&["plan"], &how[..], &page[..]].concat());
+    let page = std::fs::read_to_string(&file).unwrap();
+    for outside in ["http:", "https:", "//", "@import", "url("] {
+        // Comments of the script begin with two strokes and a space.
+        assert!(!page.replace("// ", "").contains(outside), "{outside}");
+    }
+    let page = page_data(&page);
+    assert_eq!(page["memory"], 96_000_000_000u64);
+    json(&[&["convert"], &how[..], &["-o", out.to_str().unwrap(), "--json"]].concat());
+    for rank in 0..2 {
+        let row = &page["rows"][rank];
+        assert_eq!(row["bytes"], plan["ranks"][rank]["bytes"]);
+        let kind = |k: usize| -> u64 {
+            row["cells"].as_array().unwrap().iter().map(|cell| cell[k].as_u64().unwrap()).sum()
+        };
+        // The weights are random: two ranks' tensors are equal only where they are copies.
+        let (mut packed, mut replicated, mut all) = (0, 0, 0);
+        for name in ["model", "mtp"] {
+            let read =
+                |rank| std::fs::read(out.join(format!("{name}-rank-{rank}-part-0.safetensors"))).unwrap();
+            let (ours, theirs) = (read(rank), read(1 - rank));
+            let theirs = safetensors::SafeTensors::deserialize(&theirs).unwrap();
+            let ours_read = safetensors::SafeTensors::deserialize(&ours).unwrap();
+            for (tensor, view) in ours_read.tensors() {
+                let bytes = view.data().len() as u64;
+                match theirs.tensor(&tensor).unwrap().data() == view.data() {
+                    true => replicated += bytes,
+                    false if tensor.ends_with("qweight") => packed += bytes,
+                    false => {}
+                }
+            }
+            all += ours.len() as u64;
+        }
+        assert_eq!((kind(0), kind(3)), (packed, replicated), "rank {rank}");
+        assert_eq!((0..4).map(kind).sum::<u64>(), all);
+        assert!(kind(1) > 0 && kind(2) > 0);
+    }
+    let listed = page["tensors"].as_array().unwrap();
+    let names = |file: usize| plan["files"][file]["tensors"].as_array().unwrap().len();
+    assert_eq!(listed.len(), names(0) + names(2));
+}
+
+#[test]
+fn text_from_files_is_never_markup_in_the_page_of_a_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let why = "vLLM splits it into W_UK and W_UV after loading";
+    let hostile = "</script><img src=x onerror=alert(1)>&lt;\u{202e}";
+    let tables = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("mappings/engine");
+    let table = std::fs::read_to_string(tables.join("vllm-dsa.toml")).unwrap();
+    let base = std::fs::read_to_string(tables.join("vllm-mla.toml")).unwrap();
+    assert!(table.contains(why) || base.contains(why));
+    std::fs::create_dir(dir.path().join("engine")).unwrap();
+    for (name, text) in [("vllm-dsa", table), ("vllm-mla", base)] {
+        std::fs::write(dir.path().join(format!("engine/{name}.toml")), text.replace(why, hostile)).unwrap();
+    }
+    let file = dir.path().join("plan.html");
+    let source = fixture("glm5/tiny-glm5-UD-Q4_K_XL-00001-of-00003.gguf");
+    let run = preshard()
+        .args(["plan", source.to_str().unwrap(), "--mappings", dir.path().to_str().unwrap()])
+        .args(["--html", file.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(run.status.success(), "{}", stderr(&run));
+    let page = std::fs::read_to_string(&file).unwrap();
+    assert!(!page.contains("<img") && !page.contains('\u{202e}'));
+    assert_eq!(page.matches("</script>").count(), 2);
+    let seen = hostile.replace('\u{202e}', "\\u{202e}");
+    assert!(page_data(&page)["decoded"].as_array().unwrap().iter().any(|r| r[2] == *seen));
+}

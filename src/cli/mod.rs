@@ -4,6 +4,7 @@
 //! refused or failed; 2: wrong usage.
 
 mod convert;
+mod html;
 mod inspect;
 mod load;
 mod merge;

@@ -1,13 +1,14 @@
 //! `preshard plan`.
 
 use super::options::{PlanArgs, parse_size};
-use super::{Talk, print, print_json, text};
+use super::{Talk, html, print, print_json, text};
 use crate::error::{Result, shown};
 use crate::gguf::Gguf;
 use crate::hf;
 use crate::mapping::Part;
 use crate::plan::{Fate, Plan};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -16,6 +17,9 @@ pub struct Args {
     /// Memory of one GPU, to see whether each rank fits, such as 180G.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     gpu_memory: Option<u64>,
+    /// Also write the plan as one page for a browser: ranks and layers, what is decoded, every tensor.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Print the result as JSON, every tensor with its fate.
     #[arg(long)]
     json: bool,
@@ -30,6 +34,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     for note in hf::checked_files(&gguf, &request)?.notes {
         talk.note(&note);
     }
+    args.html.iter().try_for_each(|file| html::write(file, &gguf, &plan, args.gpu_memory))?;
     match args.json {
         true => print_json(&plan.to_json(&gguf, args.gpu_memory)),
         false => print(&as_text(&gguf, &plan, args.gpu_memory, talk.verbose)),

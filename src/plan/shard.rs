@@ -64,6 +64,7 @@ pub struct TensorPlan {
 }
 
 /// A run of rows of one origin.
+#[derive(PartialEq)]
 pub struct Band {
     /// First byte in the tensor.
     pub start: u64,
@@ -76,6 +77,7 @@ pub struct Band {
 }
 
 /// Where the bytes of a [`Band`] come from.
+#[derive(PartialEq)]
 pub enum Fill {
     /// Zeros: padding of the vocabulary.
     Zero,
