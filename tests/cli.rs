@@ -324,3 +324,16 @@ fn text_from_files_is_never_markup_in_the_page_of_a_plan() {
     let seen = hostile.replace('\u{202e}', "\\u{202e}");
     assert!(page_data(&page)["decoded"].as_array().unwrap().iter().any(|r| r[2] == *seen));
 }
+
+/// Both spellings of the word are the same policy; the files and manifests keep the one.
+#[test]
+fn dequantize_is_dequantise() {
+    let source = llama();
+    let planned =
+        |word: &str| json(&["plan", "--json", &source, "--tp", "4", "--misaligned", word, "--mixed", word]);
+    // Without the policy the cut inside a block is refused, so the plans below are its work.
+    let refused = preshard().args(["plan", &source, "--tp", "4"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("--misaligned dequantise"), "{}", stderr(&refused));
+    assert_eq!(planned("dequantize"), planned("dequantise"));
+}

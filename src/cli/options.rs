@@ -76,6 +76,7 @@ pub enum KeepArg {
 #[derive(Clone, Copy, ValueEnum)]
 pub enum FitArg {
     Refuse,
+    #[value(alias = "dequantize")]
     Dequantise,
 }
 
