@@ -198,9 +198,16 @@ impl Architecture {
                     Outcome::Absent | Outcome::Omit => Ok(None),
                 })
                 .collect::<Result<_>>()?;
-            let wrong = |ne: &[u64]| {
+            let differs = |ne: &[u64], sizes: &[Option<f64>]| {
                 ne.len() != sizes.len()
-                    || ne.iter().zip(&sizes).any(|(n, size)| size.is_some_and(|size| size != *n as f64))
+                    || ne.iter().zip(sizes).any(|(n, size)| size.is_some_and(|size| size != *n as f64))
+            };
+            let wrong = |ne: &[u64]| match sizes[..] {
+                // The matrices of a stack one under the other: the same numbers in the same order.
+                [cols, rows, stack] if ne.len() == 2 => {
+                    differs(ne, &[cols, rows.zip(stack).map(|(rows, stack)| rows * stack)])
+                }
+                _ => differs(ne, &sizes),
             };
             let of_kind = |name: &str| {
                 name == kind

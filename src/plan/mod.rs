@@ -3,6 +3,7 @@
 //! Pure and printable. GGUF tensors become Hugging Face tensors ([`tensors`]), those become the
 //! engine's parameters ([`params`]), those are cut for each rank ([`shard`]).
 
+mod latent;
 pub mod params;
 mod report;
 pub mod shard;

@@ -1,7 +1,7 @@
 //! GGUF tensors to Hugging Face tensors: where every row of each comes from.
 
 use super::symbols::Symbols;
-use super::{Keep, Options};
+use super::{Keep, Options, latent};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
 use crate::hf;
@@ -463,31 +463,8 @@ impl<'a> Resolver<'a> {
                     .model
                     .symbols
                     .get(rule.heads.as_deref().unwrap_or_default(), use_.layer.unwrap_or(0));
-                let ([nope, lora, kh], [vl, vd, vh]) = (dims3(&tk.ne), dims3(&tv.ne));
-                if lora != vl || kh != heads || vh != heads || tk.ne.len() > 3 || tv.ne.len() > 3 {
-                    return Err(Error::source(
-                        &tk.name,
-                        format!(
-                            "shape {:?} and {} {:?}, expected [nope, kv_lora, {heads}] and [kv_lora, v, {heads}]",
-                            tk.ne, tv.name, tv.ne
-                        ),
-                    ));
-                }
-                let views = (0..heads)
-                    .flat_map(|h| {
-                        [
-                            View {
-                                tensor: k,
-                                matrix: h,
-                                order: Order::Transposed,
-                                rows: 0..nope,
-                                cols: 0..lora,
-                            },
-                            View { tensor: v, matrix: h, order: Order::Rows, rows: 0..vd, cols: 0..lora },
-                        ]
-                    })
-                    .collect();
-                self.add(to[0].clone(), use_.layer, vec![heads * (nope + vd), lora], views);
+                let (views, shape) = latent::kv_b((k, tk), (v, tv), heads)?;
+                self.add(to[0].clone(), use_.layer, shape, views);
                 Ok(())
             }
         }
@@ -530,10 +507,6 @@ fn matrix_shape(t: &Tensor) -> Result<Vec<u64>> {
         [cols, rows] => Ok(vec![rows, cols]),
         _ => Err(Error::source(&t.name, format!("shape {:?}, expected a vector or a matrix", t.ne))),
     }
-}
-
-fn dims3(ne: &[u64]) -> [u64; 3] {
-    std::array::from_fn(|i| ne.get(i).copied().unwrap_or(1))
 }
 
 /// Whether a pattern names a tensor: `{L}` stands for any layer, a final `*` for any rest.

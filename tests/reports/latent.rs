@@ -91,6 +91,28 @@ fn mla_02_metadata_that_looks_like_mqa() {
             }
         }
     }
+    // ik_llama.cpp's files: the heads' matrices one under the other.
+    let mut flat = new.clone();
+    for (name, ne, data) in
+        [("blk.0.attn_k_b.weight", [64, 4 * 256], &k), ("blk.0.attn_v_b.weight", [256, 4 * 32], &v)]
+    {
+        flat = flat.without(name).tensor(name, BF16, &ne, data.clone());
+    }
+    for n in [1, 2] {
+        let options = || Options { misaligned: preshard::plan::Fit::Dequantise, ..tp(n) };
+        let (expected, c) = (converted(&new, options()), converted(&flat, options()));
+        for rank in 0..n {
+            assert!(c.rank(rank) == expected.rank(rank), "2-D halves, rank {rank} of {n}");
+        }
+    }
+    // The command compares config.json with the shapes besides.
+    let dir = tempfile::tempdir().unwrap();
+    let source = flat.write(dir.path().join("flat.gguf"));
+    let plan = preshard().arg("plan").arg(source).args(["--misaligned", "dequantise"]).output().unwrap();
+    assert!(!stderr(&plan).contains("shape"), "{}", stderr(&plan));
+    let uneven =
+        add(flat.without("blk.0.attn_v_b.weight"), "blk.0.attn_v_b.weight", &[256, 4 * 32 + 1], Q4_K);
+    refused(&uneven, &[], &["blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "one under the other"]);
     // Halves that do not fit each other.
     let model = add(new.without("blk.0.attn_v_b.weight"), "blk.0.attn_v_b.weight", &[256, 32, 3], Q4_K);
     refused(&model, &[], &["blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "expected [nope, kv_lora, 4]"]);
