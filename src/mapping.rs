@@ -281,11 +281,12 @@ macro_rules! compiled_in {
     };
 }
 compiled_in!(
-    "arch": ["deepseek2", "glm-dsa", "llama", "qwen2", "qwen3", "qwen3moe"],
+    "arch": ["deepseek2", "glm-dsa", "llama", "minimax-m2", "qwen2", "qwen3", "qwen3moe"],
     "config": [
-        "_common", "_dense", "_grouped", "_latent", "deepseek2", "glm-dsa", "llama", "qwen2", "qwen3", "qwen3moe"
+        "_common", "_dense", "_grouped", "_latent", "deepseek2", "glm-dsa", "llama", "minimax-m2", "qwen2", "qwen3",
+        "qwen3moe"
     ],
-    "engine": ["hf", "vllm-dense", "vllm-dsa", "vllm-mla"]
+    "engine": ["hf", "hf-router", "vllm-dense", "vllm-dsa", "vllm-minimax", "vllm-mla"]
 );
 
 /// The built-in tables of a folder: name and text.

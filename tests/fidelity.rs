@@ -111,8 +111,7 @@ fn listing(dir: &Path) -> Listing {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        // The draft of the MTP block is no part of the model; tests/layout.rs looks at it.
-        if name.ends_with(".safetensors") && !name.starts_with("mtp-") {
+        if name.ends_with(".safetensors") {
             files.insert(
                 name,
                 read(&path).iter().map(|(n, t)| (n.clone(), line(&t.dtype, &t.shape, &t.bytes))).collect(),
@@ -157,9 +156,28 @@ fn all(name: &str, count: usize) {
     for (case, listed) in &expected.cases {
         let out = expected.dir.path().join("out");
         convert(&expected.source, options(case), &out).unwrap_or_else(|e| panic!("{name} {case}: {e}"));
-        compare(&format!("{name} {case}"), listed, &listing(&out));
+        let mut found = listing(&out);
+        // Some of the programs know nothing of the draft of an MTP block; tests/layout.rs looks at it there.
+        if !listed.keys().any(|file| file.starts_with("mtp-")) {
+            found.retain(|file, _| !file.starts_with("mtp-"));
+        }
+        compare(&format!("{name} {case}"), listed, &found);
         std::fs::remove_dir_all(&out).unwrap();
     }
+}
+
+/// A model that transformers made and llama.cpp's converter wrote, without loss and as q8_0
+/// (scripts/tiny_models.py): the original comes back bit for bit, every rank has its slices of it, and
+/// what stays packed is the file's own blocks.
+#[track_caller]
+fn as_the_original(name: &str) {
+    all(&format!("{name}-bf16"), 5);
+    all(&format!("{name}-q8_0"), 7);
+}
+
+#[test]
+fn minimax_m2_is_the_original_and_its_slices() {
+    as_the_original("minimax-m2");
 }
 
 #[test]

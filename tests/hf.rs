@@ -24,6 +24,7 @@ const MODELS: &[(&str, &str)] = &[
     ("glm52", "hf/glm52/metadata.gguf"),
     ("kimi", "hf/kimi/metadata.gguf"),
     ("llamabias", "hf/llamabias/metadata.gguf"),
+    ("minimax-m2", "arch/minimax-m2-q8_0.gguf"),
     ("mixtral", "hf/mixtral/metadata.gguf"),
     ("qwen3", "hf/qwen3/metadata.gguf"),
     ("v2", "hf/v2/metadata.gguf"),
