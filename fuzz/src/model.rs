@@ -42,6 +42,8 @@ enum From {
     Interleaved(usize, u64),
     /// `attn_k_b` and `attn_v_b`, with rows of a head in each.
     KvB(usize, usize, u64, u64),
+    /// A bias that the class declares and the file lacks.
+    Zeros,
 }
 
 impl Model {
@@ -58,6 +60,7 @@ impl Model {
         let n = (hf.rows * hf.cols) as usize * size;
         let cols = hf.cols as usize;
         match hf.from {
+            From::Zeros => vec![0; n],
             From::Rows(i, matrix, first) => {
                 let ne = &self.sources[i].ne;
                 let all_rows = if hf.vector { ne[0] } else { ne[1] };
@@ -100,6 +103,7 @@ impl Model {
     /// The type of the blocks that a Hugging Face tensor is stored in.
     pub fn ty(&self, name: &str) -> &'static GgmlType {
         match self.tensors[name].from {
+            From::Zeros => unreachable!("{name}: zeros are never packed"),
             From::Rows(i, ..) | From::Interleaved(i, _) | From::KvB(i, ..) => self.sources[i].ty,
         }
     }
@@ -303,6 +307,19 @@ fn llama(u: &mut Unstructured) -> Result<Model> {
             m.matrix(&g("ffn_gate_inp.weight"), h("block_sparse_moe.gate.weight"), experts, hidden)?;
             let name = |w: &str| h(&format!("block_sparse_moe.experts.{{E}}.{w}.weight"));
             m.experts(l, [&name("w1"), &name("w3"), &name("w2")], hidden, ffn, true)?;
+        }
+    }
+    // The class has all four biases of attention in every layer as soon as one layer has one.
+    if m.model.tensors.keys().any(|name| name.ends_with(".bias")) {
+        for l in 0..layers {
+            for (projection, rows) in
+                [("q_proj", heads * head), ("k_proj", kv * head), ("v_proj", kv * head), ("o_proj", hidden)]
+            {
+                let name = format!("model.layers.{l}.self_attn.{projection}.bias");
+                if !m.model.tensors.contains_key(&name) {
+                    m.hf(name, rows, 1, true, From::Zeros);
+                }
+            }
         }
     }
     Ok(m.model)
