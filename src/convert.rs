@@ -7,8 +7,8 @@ use crate::hash::{self, leaf_range};
 use crate::journal::{Journal, Record, Records};
 use crate::manifest::{self, LEAF, Manifest};
 use crate::mapping::Part;
+use crate::plan::Plan;
 use crate::plan::shard::{ShardPlan, TensorPlan};
-use crate::plan::{Layout, Plan};
 use crate::source_pages::{Place, SourcePages};
 use crate::store::{Output, ShardFile, Work};
 use crate::workers;
@@ -339,7 +339,7 @@ impl Run<'_> {
 
 /// The files beside the shards: those given, and the index of an ordinary checkpoint; sorted by name.
 pub(crate) fn small_files(plan: &Plan, mut files: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<u8>)> {
-    if plan.options.layout == Layout::Hf && plan.shards.len() > 1 {
+    if !plan.engine.sharded() && plan.shards.len() > 1 {
         let mut map = serde_json::Map::new();
         let mut tensors: Vec<_> =
             plan.shards.iter().flat_map(|s| s.tensors.iter().map(move |t| (&t.name, &s.name))).collect();

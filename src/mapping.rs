@@ -15,8 +15,9 @@ use std::path::Path;
 pub struct Arch {
     /// `general.architecture` of the GGUF.
     pub architecture: String,
-    /// The engine mapping per layout.
-    pub engines: Engines,
+    /// The engine table for each `--layout`.
+    #[serde(default)]
+    pub engines: BTreeMap<String, EngineChoice>,
     /// Numbers of the model: a name and the metadata key it comes from (see [`SymbolSource`]).
     pub symbols: BTreeMap<String, SymbolSource>,
     /// Tensors kept or dropped together by policy.
@@ -38,16 +39,44 @@ pub struct Group {
     pub reason: String,
 }
 
-/// Which engine mapping serves which layout.
+/// The engine table that serves a `--layout`.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Engines {
-    /// For `--layout vllm`.
-    pub vllm: String,
-    /// For `--layout vllm` when the indexer is dropped; defaults to `vllm`.
-    pub vllm_without_indexer: Option<String>,
-    /// For `--layout hf`.
-    pub hf: String,
+#[serde(
+    untagged,
+    expecting = "the name of an engine table, or { table = NAME, without = { GROUP = NAME } }",
+    deny_unknown_fields
+)]
+pub enum EngineChoice {
+    /// This one always.
+    Always(String),
+    /// Another one where a group of tensors is dropped.
+    ByGroup {
+        /// The one with all groups.
+        table: String,
+        /// The one without a group, by the group's name.
+        without: BTreeMap<String, String>,
+    },
+}
+
+impl EngineChoice {
+    /// The table's name, when the groups in `dropped` are left out.
+    pub fn table(&self, dropped: &[&str]) -> &str {
+        match self {
+            EngineChoice::Always(table) => table,
+            EngineChoice::ByGroup { table, without } => {
+                dropped.iter().find_map(|group| without.get(*group)).unwrap_or(table)
+            }
+        }
+    }
+
+    /// All tables it names.
+    pub fn tables(&self) -> impl Iterator<Item = &str> {
+        let (table, without) = match self {
+            EngineChoice::Always(table) => (table, None),
+            EngineChoice::ByGroup { table, without } => (table, Some(without)),
+        };
+        std::iter::once(table).chain(without.into_iter().flat_map(BTreeMap::values)).map(String::as_str)
+    }
 }
 
 /// Where a symbol's value comes from: `key` (required), `key?` (0 when absent), `key?other` (the
@@ -130,15 +159,15 @@ pub struct DropRule {
 pub struct Engine {
     /// The engine and the version whose behaviour this file describes.
     pub engine: String,
-    /// One file per rank, or an ordinary checkpoint.
-    #[serde(default)]
-    pub sharded: bool,
+    /// The files of ranks; an ordinary checkpoint when absent.
+    pub files: Option<Files>,
+    /// How packed weights are stored; when absent, nothing stays packed.
+    pub packed: Option<Packed>,
+    /// The command that serves what was converted.
+    pub serve: Option<Serve>,
     /// Vocabulary rows are padded to a multiple of this.
     #[serde(default = "one")]
     pub vocab_multiple: u64,
-    /// ggml types the engine computes with; all others are decoded. Empty: nothing stays packed.
-    #[serde(default)]
-    pub packed_types: Vec<String>,
     /// What `{B}` stands for in a layer of the trunk.
     #[serde(default)]
     pub block: String,
@@ -151,6 +180,97 @@ pub struct Engine {
     /// Scalars the engine expects in the file.
     #[serde(rename = "constant", default)]
     pub constants: Vec<ConstantRule>,
+}
+
+impl Engine {
+    /// Whether it reads one file per rank; otherwise an ordinary checkpoint.
+    pub fn sharded(&self) -> bool {
+        self.files.is_some()
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        if let Some(files) = &self.files {
+            files.check()?;
+        }
+        for rule in &self.params {
+            rule.check().map_err(|detail| format!("rule for {:?}: {detail}", rule.to))?;
+        }
+        Ok(())
+    }
+}
+
+/// File names of ranks. `{tp}` is the tensor-parallel rank, `{pp}` the pipeline stage.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Files {
+    /// A rank's file where there is one pipeline stage.
+    pub rank: String,
+    /// A rank's file of one of several stages.
+    pub stage: Option<String>,
+    /// The multi-token-prediction draft of a rank.
+    pub draft: Option<String>,
+}
+
+impl Files {
+    fn check(&self) -> std::result::Result<(), String> {
+        let names = [
+            ("rank", Some(&self.rank), &["{tp}"][..]),
+            ("stage", self.stage.as_ref(), &["{pp}", "{tp}"]),
+            ("draft", self.draft.as_ref(), &["{tp}"]),
+        ];
+        for (key, name, numbers) in names {
+            let Some(name) = name else { continue };
+            let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.{}".contains(&b));
+            if !plain || name.starts_with('.') || !name.ends_with(".safetensors") {
+                return Err(format!(
+                    "files.{key} = {name:?}, expected a plain file name that ends in .safetensors"
+                ));
+            }
+            if let Some(missing) = numbers.iter().find(|n| !name.contains(**n)) {
+                return Err(format!("files.{key} = {name:?} lacks {missing}: two ranks would share a file"));
+            }
+        }
+        if self.draft.as_ref().is_some_and(|draft| *draft == self.rank) {
+            return Err(format!("files.draft = {:?}, which is also files.rank", self.rank));
+        }
+        Ok(())
+    }
+}
+
+/// How an engine stores packed weights.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Packed {
+    /// ggml types that the engine computes with; all others are decoded.
+    pub types: Vec<String>,
+    /// What stands for `weight` at the end of the name of the tensor of blocks.
+    pub blocks: String,
+    /// The same for the tensor of ggml type ids.
+    #[serde(rename = "type")]
+    pub type_ids: String,
+}
+
+/// The command that serves a converted directory; `{dir}`, `{tp}` and `{pp}` are filled in.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Serve {
+    /// The command where no weight is packed.
+    pub command: String,
+    /// The command where some are.
+    pub packed: Option<String>,
+    /// Added for more than one tensor-parallel rank.
+    #[serde(default)]
+    pub tp: String,
+    /// Added for more than one pipeline stage.
+    #[serde(default)]
+    pub pp: String,
+    /// Added where experts are placed whole.
+    #[serde(default)]
+    pub ep: String,
+    /// Added to serve with the multi-token-prediction draft, where no weight is packed.
+    pub draft: Option<String>,
+    /// The same where some are.
+    pub packed_draft: Option<String>,
 }
 
 /// One engine parameter.
@@ -273,21 +393,9 @@ fn lay_over(table: &mut toml::Table, over: toml::Table) {
     }
 }
 
-macro_rules! compiled_in {
-    ($($folder:literal : [$($name:literal),* $(,)?]),*) => {
-        /// The tables compiled in: folder, name and text.
-        const BUILTIN: &[(&str, &str, &str)] =
-            &[$($(($folder, $name, include_str!(concat!("../mappings/", $folder, "/", $name, ".toml")))),*),*];
-    };
-}
-compiled_in!(
-    "arch": ["deepseek2", "glm-dsa", "llama", "minimax-m2", "qwen2", "qwen3", "qwen3moe"],
-    "config": [
-        "_common", "_dense", "_grouped", "_latent", "deepseek2", "glm-dsa", "llama", "minimax-m2", "qwen2", "qwen3",
-        "qwen3moe"
-    ],
-    "engine": ["hf", "hf-router", "vllm-dense", "vllm-dsa", "vllm-minimax", "vllm-mla"]
-);
+// The tables compiled in (folder, name and text): `BUILTIN`, listed by build.rs, so that a new file in
+// mappings/ needs no line of Rust.
+include!(concat!(env!("OUT_DIR"), "/tables.rs"));
 
 /// The built-in tables of a folder: name and text.
 pub(crate) fn built_in(folder: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -330,13 +438,13 @@ impl Tables<'_> {
     /// The table of an engine and its text.
     pub fn engine(&self, name: &str) -> Result<(Engine, String)> {
         let (engine, text): (Engine, String) = self.read("engine", name)?;
-        for rule in &engine.params {
-            rule.check().map_err(|detail| {
-                Error::mapping(
-                    format!("mappings/engine/{name}.toml"),
-                    format!("rule for {:?}: {detail}", rule.to),
-                )
-            })?;
+        engine.check().map_err(|detail| Error::mapping(format!("mappings/engine/{name}.toml"), detail))?;
+        // The loader knows an ordinary checkpoint by its layout's name alone.
+        if engine.sharded() == ordinary(name) {
+            return Err(Error::mapping(
+                format!("mappings/engine/{name}.toml"),
+                "a table of an ordinary checkpoint is called hf or hf-NAME and has no [files]; any other has them",
+            ));
         }
         Ok((engine, text))
     }
@@ -421,6 +529,11 @@ impl Tables<'_> {
     }
 }
 
+/// Whether an engine table of this name makes an ordinary checkpoint.
+fn ordinary(name: &str) -> bool {
+    name == "hf" || name.starts_with("hf-")
+}
+
 impl TensorRule {
     fn check(&self) -> std::result::Result<(), String> {
         let counts = (self.from.len(), self.to.len());
@@ -485,16 +598,11 @@ mod tests {
     #[test]
     fn every_built_in_table_is_sound() {
         let tables = Tables::default();
-        for (folder, name, _) in BUILTIN {
+        for (folder, name, _) in BUILTIN.iter().filter(|(_, name, _)| !name.starts_with('_')) {
             match *folder {
                 "arch" => {
                     let (arch, _) = tables.arch(name).unwrap();
-                    let engines = [
-                        Some(&arch.engines.vllm),
-                        arch.engines.vllm_without_indexer.as_ref(),
-                        Some(&arch.engines.hf),
-                    ];
-                    for engine in engines.into_iter().flatten() {
+                    for engine in arch.engines.values().flat_map(EngineChoice::tables) {
                         tables.engine(engine).unwrap();
                     }
                 }

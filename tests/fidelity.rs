@@ -6,7 +6,7 @@ mod common;
 mod support;
 
 use common::*;
-use preshard::plan::{Fit, Keep, Layout, Options, Weights};
+use preshard::plan::{Fit, Keep, Options, Weights};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ fn options(line: &str) -> Options {
         match (word, words.next().unwrap()) {
             ("--tp", n) => o.tp = n.parse().unwrap(),
             ("--indexer", "drop") => o.indexer = Keep::Drop,
-            ("--layout", "hf") => o.layout = Layout::Hf,
+            ("--layout", "hf") => o.layout = "hf".into(),
             ("--weights", "bf16") => o.weights = Weights::Bf16,
             ("--weights", "f32") => o.weights = Weights::F32,
             other => panic!("{other:?}"),

@@ -6,7 +6,7 @@ mod common;
 mod support;
 
 use common::*;
-use preshard::plan::{Fit, Keep, Layout, Options, Weights};
+use preshard::plan::{Fit, Keep, Options, Weights};
 use std::collections::{BTreeMap, BTreeSet};
 use support::models::{DEEPSEEK, GLM, Gqa, LLAMA, Mla, QWEN3, QWEN3MOE, q4_k};
 use support::{Converted, converted, fixture, get, read};
@@ -32,7 +32,7 @@ fn headers_are_padded_tensors_aligned_and_nothing_lies_between() {
         (LLAMA.build(&q4_k), Options { tp: 2, ..Options::default() }),
         (GLM.build(&q4_k), Options { tp: 2, ..Options::default() }),
         (GLM.build(&q4_k), bf16(1)),
-        (QWEN3MOE.build(&q4_k), Options { layout: Layout::Hf, weights: Weights::F32, ..Options::default() }),
+        (QWEN3MOE.build(&q4_k), Options { layout: "hf".into(), weights: Weights::F32, ..Options::default() }),
     ];
     for (model, options) in cases {
         let c = converted(&model, options);

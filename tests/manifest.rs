@@ -58,6 +58,7 @@ const ALONE: &[&str] = &[
     "/sources//header_blake3",
     "/model/architecture",
     "/model/layout",
+    "/policy/layout",
     "/policy/max_file_size",
     "/shards//tensors//nonfinite",
     "/files//file",

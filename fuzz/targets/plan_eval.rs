@@ -9,7 +9,7 @@ use preshard::eval::{Decoder, Evaluator};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
 use preshard::plan::shard::{ShardPlan, TensorPlan};
-use preshard::plan::{Fit, Layout, Options, Plan, Weights};
+use preshard::plan::{Fit, Options, Plan, Weights};
 use preshard::quant::Float;
 use preshard_fuzz::model::{self, Model};
 use preshard_fuzz::{check_message, scratch};
@@ -34,7 +34,7 @@ fn run(u: &mut Unstructured) -> Result<()> {
         weights: *u.choose(&Weights::ALL)?,
         misaligned: fit(u)?,
         mixed: fit(u)?,
-        layout: if hf { Layout::Hf } else { Layout::Vllm },
+        layout: if hf { "hf" } else { "vllm" }.into(),
         max_file_size: if hf { u.int_in_range(1..=1 << 20)? } else { 1 << 40 },
         ..Options::default()
     };
@@ -182,7 +182,7 @@ impl Check<'_> {
             assert_eq!(n % tp, 0, "{name}: {n} over {tp}");
             n / tp * rank..n / tp * (rank + 1)
         };
-        if options.layout == Layout::Hf || stacked && options.ep {
+        if options.layout == "hf" || stacked && options.ep {
             return whole;
         }
         let parts: Vec<&str> = name.split('.').collect();

@@ -18,7 +18,6 @@ Path = str | os.PathLike[str]
 Keep = Literal["keep", "drop"]
 Fit = Literal["refuse", "dequantise"]
 Weights = Literal["keep", "bf16", "f16", "f32"]
-Layout = Literal["vllm", "hf"]
 Progress = Callable[[int, int], object]
 
 
@@ -104,7 +103,7 @@ def plan(
     mtp: Keep = "keep",
     misaligned: Fit = "refuse",
     mixed: Fit = "refuse",
-    layout: Layout = "vllm",
+    layout: str = "vllm",
     max_file_size: int = 50_000_000_000,
     mappings: Path | None = None,
     allow_unknown_keys: bool = False,
@@ -140,7 +139,7 @@ def convert(
     mtp: Keep = "keep",
     misaligned: Fit = "refuse",
     mixed: Fit = "refuse",
-    layout: Layout = "vllm",
+    layout: str = "vllm",
     max_file_size: int = 50_000_000_000,
     hf_config: Path | None = None,
     mappings: Path | None = None,

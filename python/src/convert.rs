@@ -8,7 +8,7 @@ use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
 use preshard::hf;
 use preshard::mapping::Tables;
-use preshard::plan::{Fit, Keep, Layout, Options, Plan, Weights};
+use preshard::plan::{Fit, Keep, Options, Plan, Weights};
 use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -51,23 +51,20 @@ impl Choices {
     fn options(&self) -> preshard::Result<Options> {
         const KEEP: [Keep; 2] = [Keep::Keep, Keep::Drop];
         const FIT: [Fit; 2] = [Fit::Refuse, Fit::Dequantise];
-        let layout = one_of("layout", &self.layout, &[Layout::Vllm, Layout::Hf], Layout::name)?;
         Ok(Options {
             tp: self.tp,
             pp: self.pp,
             stages: self.pp_layers.clone(),
             ep: self.ep,
-            weights: match (&self.weights, layout) {
-                (Some(text), _) => one_of("weights", text, &Weights::ALL, Weights::name)?,
-                (None, Layout::Vllm) => Weights::Keep,
-                // An ordinary checkpoint holds no packed weights.
-                (None, Layout::Hf) => Weights::Bf16,
+            weights: match &self.weights {
+                Some(text) => one_of("weights", text, &Weights::ALL, Weights::name)?,
+                None => Weights::Keep,
             },
             indexer: one_of("indexer", &self.indexer, &KEEP, Keep::name)?,
             mtp: one_of("mtp", &self.mtp, &KEEP, Keep::name)?,
             misaligned: one_of("misaligned", &self.misaligned, &FIT, Fit::name)?,
             mixed: one_of("mixed", &self.mixed, &FIT, Fit::name)?,
-            layout,
+            layout: self.layout.clone(),
             max_file_size: self.max_file_size,
         })
     }

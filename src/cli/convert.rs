@@ -90,7 +90,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
             "resumed": outcome.resumed,
             "seconds": seconds,
             "nonfinite": nonfinite,
-            "serve": serve::commands(&args.out, &outcome.manifest),
+            "serve": serve::commands(&args.out, &outcome.manifest, plan.engine.serve.as_ref()),
         }));
     }
     if talk.quiet {
@@ -108,8 +108,10 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         text::bytes((outcome.written as f64 / seconds.max(1e-9)) as u64),
     );
     out += &format!("check it:  preshard verify {}\n", crate::error::shown_path(&args.out));
-    let mut commands = serve::commands(&args.out, &outcome.manifest).into_iter();
-    out += &format!("serve it:  {}\n", commands.next().unwrap_or_default());
+    let mut commands = serve::commands(&args.out, &outcome.manifest, plan.engine.serve.as_ref()).into_iter();
+    if let Some(command) = commands.next() {
+        out += &format!("serve it:  {command}\n");
+    }
     for command in commands {
         out += &format!("with the MTP draft:  {command}\n");
     }

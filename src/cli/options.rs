@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::gguf::Gguf;
 use crate::hf;
 use crate::mapping::Tables;
-use crate::plan::{Fit, Keep, Layout, Options, Plan, Weights};
+use crate::plan::{Fit, Keep, Options, Plan, Weights};
 use clap::ValueEnum;
 use std::path::PathBuf;
 
@@ -40,9 +40,10 @@ pub struct PlanArgs {
     /// Joined tensors of which some are packed and some are not, or experts of several types.
     #[arg(long, value_enum, value_name = "HOW", default_value = "refuse")]
     pub mixed: FitArg,
-    /// Whose file layout to write.
-    #[arg(long, value_enum, value_name = "ENGINE", default_value = "vllm")]
-    pub layout: LayoutArg,
+    /// Whose file layout to write: `vllm`, `hf` for an ordinary checkpoint, or another engine that a mapping
+    /// table describes.
+    #[arg(long, value_name = "ENGINE", default_value = "vllm")]
+    pub layout: String,
     /// Largest file of `--layout hf`, with K, M, G or T (powers of 1000) or Ki, Mi, Gi, Ti.
     #[arg(long, value_name = "SIZE", default_value = "50G", value_parser = parse_size)]
     pub max_file_size: u64,
@@ -80,12 +81,6 @@ pub enum FitArg {
     Dequantise,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum LayoutArg {
-    Vllm,
-    Hf,
-}
-
 impl PlanArgs {
     /// Opens the source and plans.
     pub fn plan(&self) -> Result<(Gguf, Plan)> {
@@ -117,21 +112,17 @@ impl PlanArgs {
             pp: self.pp,
             stages: self.pp_layers.clone(),
             ep: self.ep,
-            weights: match (self.weights, self.layout) {
-                (Some(WeightsArg::Keep), _) | (None, LayoutArg::Vllm) => Weights::Keep,
-                // An ordinary checkpoint holds no packed weights.
-                (Some(WeightsArg::Bf16), _) | (None, LayoutArg::Hf) => Weights::Bf16,
-                (Some(WeightsArg::F16), _) => Weights::F16,
-                (Some(WeightsArg::F32), _) => Weights::F32,
+            weights: match self.weights {
+                Some(WeightsArg::Keep) | None => Weights::Keep,
+                Some(WeightsArg::Bf16) => Weights::Bf16,
+                Some(WeightsArg::F16) => Weights::F16,
+                Some(WeightsArg::F32) => Weights::F32,
             },
             indexer: keep(self.indexer),
             mtp: keep(self.mtp),
             misaligned: fit(self.misaligned),
             mixed: fit(self.mixed),
-            layout: match self.layout {
-                LayoutArg::Vllm => Layout::Vllm,
-                LayoutArg::Hf => Layout::Hf,
-            },
+            layout: self.layout.clone(),
             max_file_size: self.max_file_size,
         }
     }

@@ -1,37 +1,32 @@
-//! The command that serves what was converted.
+//! The command that serves what was converted, from the engine's table.
 
 use crate::manifest::Manifest;
+use crate::mapping::Serve;
 use std::path::Path;
 
-/// The command line for a converted directory, and the one with its MTP draft when it holds one.
-pub fn commands(dir: &Path, manifest: &Manifest) -> Vec<String> {
+/// The command line for a converted directory, and the one with its MTP draft when it holds one; none when the
+/// engine's table says nothing of serving.
+pub fn commands(dir: &Path, manifest: &Manifest, serve: Option<&Serve>) -> Vec<String> {
+    let Some(serve) = serve else { return Vec::new() };
     let dir = crate::error::shown_path(dir);
-    if manifest.policy.layout == "hf" {
-        return vec![format!("vllm serve {dir}")];
-    }
     let packed = manifest.shards.iter().flat_map(|s| &s.tensors).any(|t| t.logical.is_some());
-    // vLLM's own sharded_state loader cannot restore packed layers.
-    let format = if packed { "preshard" } else { "sharded_state" };
-    let mut command = format!("vllm serve {dir} --load-format {format}");
+    let pick = |packed_one: &Option<String>| packed_one.clone().filter(|_| packed);
+    let mut command = pick(&serve.packed).unwrap_or_else(|| serve.command.clone());
     let policy = &manifest.policy;
-    for (flag, n) in [("--tensor-parallel-size", policy.tp), ("--pipeline-parallel-size", policy.pp)] {
-        if n > 1 {
-            command += &format!(" {flag} {n}");
+    for (option, wanted) in [(&serve.tp, policy.tp > 1), (&serve.pp, policy.pp > 1), (&serve.ep, policy.ep)] {
+        if wanted && !option.is_empty() {
+            command += &format!(" {option}");
         }
     }
-    if policy.ep {
-        command += " --enable-expert-parallel";
-    }
+    // The directory last: its name may hold anything.
+    let command = command
+        .replace("{tp}", &policy.tp.to_string())
+        .replace("{pp}", &policy.pp.to_string())
+        .replace("{dir}", &dir);
     let mut commands = vec![command.clone()];
-    if manifest.shards.iter().any(|s| s.part == "mtp") {
-        // The stock loader has to be told the draft's files; ours knows them from the manifest.
-        let draft = match packed {
-            true => r#"{"method":"mtp","num_speculative_tokens":1}"#,
-            false => {
-                r#"{"method":"mtp","num_speculative_tokens":1,"draft_load_config":{"load_format":"sharded_state","model_loader_extra_config":{"pattern":"mtp-rank-{rank}-part-{part}.safetensors"}}}"#
-            }
-        };
-        commands.push(format!("{command} --speculative-config '{draft}'"));
+    let draft = pick(&serve.packed_draft).or_else(|| serve.draft.clone());
+    if let Some(draft) = draft.filter(|_| manifest.shards.iter().any(|s| s.part == "mtp")) {
+        commands.push(format!("{command} {draft}"));
     }
     commands
 }

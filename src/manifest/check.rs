@@ -83,8 +83,7 @@ fn policy(m: &Manifest) -> Checked {
         expect((1..=MAX_PARTS).contains(&n), || format!("policy {what} {n}, expected 1 to {MAX_PARTS}"))?;
     }
     for (what, value, values) in [
-        ("layout", &p.layout, &["vllm", "hf"][..]),
-        ("weights", &p.weights, &["keep", "bf16", "f16", "f32"]),
+        ("weights", &p.weights, &["keep", "bf16", "f16", "f32"][..]),
         ("indexer", &p.indexer, &["keep", "drop"]),
         ("mtp", &p.mtp, &["keep", "drop"]),
         ("misaligned", &p.misaligned, &["refuse", "dequantise"]),
@@ -95,7 +94,14 @@ fn policy(m: &Manifest) -> Checked {
         })?;
     }
     let ordinary = p.layout == "hf";
-    expect(ordinary == (m.model.layout == "hf"), || {
+    // Engines are tables: any name may come. Those of ordinary checkpoints are called hf or hf-NAME.
+    let plain = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
+    };
+    expect(plain(&p.layout), || {
+        format!("policy layout {:?}, expected the name of an engine", shown(&p.layout))
+    })?;
+    expect(ordinary == (m.model.layout == "hf" || m.model.layout.starts_with("hf-")), || {
         format!("policy layout {:?}, but the model's is {:?}", p.layout, shown(&m.model.layout))
     })?;
     expect(!ordinary || (p.tp, p.pp, p.ep) == (1, 1, false), || {
@@ -188,6 +194,8 @@ fn shard(m: &Manifest, place: usize, s: &Shard, dropped: &HashSet<&str>) -> Chec
     let name = match (ordinary, draft, p.pp) {
         (true, ..) if files == 1 => "model.safetensors".into(),
         (true, ..) => format!("model-{number:05}-of-{files:05}.safetensors"),
+        // The names of another engine's files stand in its table, which a loader does not have.
+        _ if p.layout != "vllm" => s.file.clone(),
         (false, true, _) => format!("mtp-rank-{}-part-0.safetensors", s.tp),
         (false, false, 1) => format!("model-rank-{}-part-0.safetensors", s.tp),
         (false, false, _) => format!("model-pp-{}-tp-{}-part-0.safetensors", s.pp, s.tp),

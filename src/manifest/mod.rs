@@ -60,7 +60,7 @@ pub struct Model {
     pub architecture: String,
     /// Class the engine builds, `GlmMoeDsaForCausalLM`.
     pub class: String,
-    /// Layout: the engine mapping's name, `vllm-dsa`, or `hf`.
+    /// Layout: the name of the engine's table, `vllm-dsa`, or `hf`.
     pub layout: String,
     /// Decoder layers of the trunk, the MTP block not counted.
     pub layers: u64,
@@ -84,7 +84,7 @@ pub struct Policy {
     pub ep: bool,
     /// First layer of each stage and the end: `pp + 1` numbers.
     pub stages: Vec<u64>,
-    /// `vllm` or `hf`.
+    /// The engine as `--layout` names it: `vllm`, or `hf` for an ordinary checkpoint.
     pub layout: String,
     /// Largest file of an ordinary checkpoint, in bytes.
     pub max_file_size: u64,

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::hf;
 use crate::manifest::Policy;
-use crate::mapping::{Part, Tables};
+use crate::mapping::{Engine, Part, Tables};
 use params::{Form, Param};
 use shard::ShardPlan;
 use std::path::PathBuf;
@@ -35,15 +35,6 @@ pub enum Keep {
 pub enum Fit {
     Refuse,
     Dequantise,
-}
-
-/// Whose file layout is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// One file per rank, vLLM's parameters.
-    Vllm,
-    /// An ordinary Hugging Face checkpoint.
-    Hf,
 }
 
 /// How weights are stored.
@@ -70,13 +61,6 @@ impl Weights {
             Weights::F16 => "f16",
             Weights::F32 => "f32",
         }
-    }
-}
-
-impl Layout {
-    /// As the command line spells it.
-    pub fn name(self) -> &'static str {
-        if self == Layout::Vllm { "vllm" } else { "hf" }
     }
 }
 
@@ -115,8 +99,8 @@ pub struct Options {
     pub misaligned: Fit,
     /// Joined members of unlike types.
     pub mixed: Fit,
-    /// Whose layout.
-    pub layout: Layout,
+    /// Whose layout: an engine of the architecture's `[engines]`, or the name of an engine table.
+    pub layout: String,
     /// Largest file of a Hugging Face checkpoint, in bytes.
     pub max_file_size: u64,
 }
@@ -136,7 +120,7 @@ impl Options {
             mtp: keep(&policy.mtp)?,
             misaligned: fit(&policy.misaligned)?,
             mixed: fit(&policy.mixed)?,
-            layout: [Layout::Vllm, Layout::Hf].into_iter().find(|l| l.name() == policy.layout)?,
+            layout: policy.layout.clone(),
             max_file_size: policy.max_file_size,
         })
     }
@@ -150,7 +134,7 @@ impl Options {
             pp: self.pp,
             ep: self.ep,
             stages: stages.to_vec(),
-            layout: self.layout.name().into(),
+            layout: self.layout.clone(),
             max_file_size: self.max_file_size,
             weights: self.weights.name().into(),
             indexer: self.indexer.name().into(),
@@ -173,7 +157,7 @@ impl Default for Options {
             mtp: Keep::Keep,
             misaligned: Fit::Refuse,
             mixed: Fit::Refuse,
-            layout: Layout::Vllm,
+            layout: "vllm".into(),
             // What transformers' save_pretrained uses.
             max_file_size: 50_000_000_000,
         }
@@ -199,8 +183,10 @@ pub struct Plan {
     pub options: Options,
     /// `general.architecture`.
     pub architecture: String,
-    /// Name of the engine mapping.
+    /// Name of the engine's table.
     pub layout: String,
+    /// The engine.
+    pub engine: Engine,
     /// The model in Hugging Face terms.
     pub model: Model,
     /// Rows of the vocabulary, and padded.
@@ -228,19 +214,32 @@ impl Plan {
         }
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
-        let layout = match (options.layout, options.indexer) {
-            (Layout::Hf, _) => &arch.engines.hf,
-            (Layout::Vllm, Keep::Drop) => {
-                arch.engines.vllm_without_indexer.as_ref().unwrap_or(&arch.engines.vllm)
-            }
-            (Layout::Vllm, Keep::Keep) => &arch.engines.vllm,
-        };
-        let (engine, engine_text) = tables.engine(layout)?;
-        if !engine.sharded && (options.tp, options.pp, options.ep) != (1, 1, false) {
+        let dropped: &[&str] = if options.indexer == Keep::Drop { &["indexer"] } else { &[] };
+        let layout = match arch.engines.get(&options.layout) {
+            Some(choice) => choice.table(dropped),
+            // An engine that the architecture does not name, by its table's own name.
+            None => options.layout.as_str(),
+        }
+        .to_owned();
+        let (engine, engine_text) = tables.engine(&layout)?;
+        if !engine.sharded() && (options.tp, options.pp, options.ep) != (1, 1, false) {
             return Err(Error::request(
-                "--layout hf",
+                format!("--layout {}", options.layout),
                 "an ordinary checkpoint is not cut for ranks; leave out --tp, --pp and --ep",
             ));
+        }
+        if let Some(files) = engine.files.as_ref().filter(|f| f.stage.is_none() && options.pp > 1) {
+            return Err(Error::request(
+                "--pp",
+                format!(
+                    "{} has no file name for one of several pipeline stages (files.stage beside {:?}); leave out --pp",
+                    engine.engine, files.rank
+                ),
+            ));
+        }
+        if engine.packed.is_none() && options.weights == Weights::Keep {
+            // Nothing stays packed, so that the same without a policy is the same plan.
+            options.weights = Weights::Bf16;
         }
         let model = tensors::resolve(gguf, &arch, &options)?;
         let stages = stages(&options, model.symbols.trunk)?;
@@ -257,14 +256,16 @@ impl Plan {
             ));
         }
         let rows = model.index.get("model.embed_tokens.weight").map_or(0, |i| model.tensors[*i].rows());
+        let padded = rows.next_multiple_of(engine.vocab_multiple.max(1));
         let tied = !model.index.contains_key("lm_head.weight");
         let params = params::resolve(&engine, &model, gguf, &options, options.tp)?;
         let fates = fates(gguf, &model, &params);
         let mut plan = Plan {
             hash: hash(gguf, &arch_text, &engine_text, &options.policy(&stages)),
             architecture,
-            layout: layout.clone(),
-            vocab: [rows, rows.next_multiple_of(engine.vocab_multiple.max(1))],
+            layout,
+            engine,
+            vocab: [rows, padded],
             tied,
             stages,
             shards: Vec::new(),
@@ -272,7 +273,7 @@ impl Plan {
             model,
             options,
         };
-        plan.shards = shard::cut(&plan, gguf, &engine, &params)?;
+        plan.shards = shard::cut(&plan, gguf, &params)?;
         Ok(plan)
     }
 

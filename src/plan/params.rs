@@ -269,7 +269,7 @@ impl Builder<'_> {
         }
         let mut param = Param {
             to,
-            part: if mtp && self.engine.sharded { Part::Mtp } else { Part::Model },
+            part: if mtp && self.engine.sharded() { Part::Mtp } else { Part::Model },
             layer,
             stage: rule.stage,
             unless_tied: rule.unless_tied,
@@ -370,9 +370,10 @@ impl Builder<'_> {
         }
         let decode = |why: String| Ok((Form::Float(float), Some(why)));
         let names = || types.values().map(|t| t.name).collect::<Vec<_>>().join(", ");
+        let kernels = self.engine.packed.as_ref().map_or(&[][..], |packed| &packed.types);
         let unknown: Vec<_> = types
             .values()
-            .filter(|t| t.is_quantised() && !self.engine.packed_types.iter().any(|p| p == t.name))
+            .filter(|t| t.is_quantised() && !kernels.iter().any(|p| p == t.name))
             .map(|t| t.name)
             .collect();
         if options.weights != Weights::Keep {
@@ -380,9 +381,6 @@ impl Builder<'_> {
         }
         if let Some(why) = &rule.float {
             return decode(why.clone());
-        }
-        if self.engine.packed_types.is_empty() {
-            return decode(format!("{} holds no packed weights", self.engine.engine));
         }
         if transposed {
             return decode("it is stored transposed".into());

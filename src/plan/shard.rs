@@ -7,7 +7,7 @@ use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::manifest;
-use crate::mapping::{Engine, Part, Stage};
+use crate::mapping::{Files, Packed, Part, Stage};
 use crate::quant::Float;
 use serde_json::json;
 use std::ops::Range;
@@ -97,10 +97,8 @@ impl Band {
 }
 
 /// Cuts every parameter for every rank and lays out the files.
-pub(super) fn cut(plan: &Plan, gguf: &Gguf, engine: &Engine, params: &[Param]) -> Result<Vec<ShardPlan>> {
-    if !engine.sharded {
-        return checkpoint(plan, gguf, params);
-    }
+pub(super) fn cut(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPlan>> {
+    let Some(files) = &plan.engine.files else { return checkpoint(plan, gguf, params) };
     let options = &plan.options;
     let mut shards = Vec::new();
     for part in [Part::Model, Part::Mtp] {
@@ -111,17 +109,12 @@ pub(super) fn cut(plan: &Plan, gguf: &Gguf, engine: &Engine, params: &[Param]) -
                 continue;
             }
             for tp in 0..options.tp {
-                let name = match (part, options.pp) {
-                    // What vLLM's sharded_state loader looks for; the draft's pattern is configurable.
-                    (Part::Mtp, _) => format!("mtp-rank-{tp}-part-0.safetensors"),
-                    (Part::Model, 1) => format!("model-rank-{tp}-part-0.safetensors"),
-                    (Part::Model, _) => format!("model-pp-{pp}-tp-{tp}-part-0.safetensors"),
-                };
+                let name = file_name(plan, files, part, pp, tp)?;
                 let mut tensors = Vec::new();
                 for param in &here {
                     tensors.extend(Cutter { plan, gguf, param, tp }.tensors());
                 }
-                tensors.extend(constants(plan, engine, part, pp));
+                tensors.extend(constants(plan, part, pp));
                 let mut shard = lay_out(name, part, pp, tp, tensors)?;
                 shard.experts = match (plan.model.symbols.experts, options.ep) {
                     (n, true) => cut::experts(n, options.tp, tp),
@@ -137,6 +130,25 @@ pub(super) fn cut(plan: &Plan, gguf: &Gguf, engine: &Engine, params: &[Param]) -
         }
     }
     Ok(shards)
+}
+
+/// The name of a rank's file.
+fn file_name(plan: &Plan, files: &Files, part: Part, pp: u64, tp: u64) -> Result<String> {
+    let pattern = match (part, plan.options.pp) {
+        (Part::Model, 1) => Some(&files.rank),
+        (Part::Model, _) => files.stage.as_ref(),
+        (Part::Mtp, _) => files.draft.as_ref(),
+    };
+    let pattern = pattern.ok_or_else(|| {
+        Error::request(
+            &plan.layout,
+            format!(
+                "{} has no file name for an MTP draft (files.draft); pass --mtp drop",
+                plan.engine.engine
+            ),
+        )
+    })?;
+    Ok(pattern.replace("{tp}", &tp.to_string()).replace("{pp}", &pp.to_string()))
 }
 
 /// Whether a parameter belongs to a pipeline stage.
@@ -155,7 +167,8 @@ fn on_stage(plan: &Plan, param: &Param, pp: u64) -> bool {
 }
 
 /// The scalars the engine expects for each layer of a file.
-fn constants(plan: &Plan, engine: &Engine, part: Part, pp: u64) -> Vec<TensorPlan> {
+fn constants(plan: &Plan, part: Part, pp: u64) -> Vec<TensorPlan> {
+    let engine = &plan.engine;
     let (block, layers) = match part {
         Part::Model => (&engine.block, plan.stages[pp as usize]..plan.stages[pp as usize + 1]),
         Part::Mtp => (&engine.mtp_block, plan.model.symbols.trunk..plan.model.symbols.blocks),
@@ -334,8 +347,12 @@ impl Cutter<'_> {
                 vec![tensor]
             }
             Form::Packed => {
-                tensor.name = packed_name(&param.to, "qweight");
-                tensor.aliases = param.aliases.iter().map(|a| packed_name(a, "qweight")).collect();
+                let names = |pick: fn(&Packed) -> &str| {
+                    let suffix = self.plan.engine.packed.as_ref().map_or("", pick);
+                    let aliases = param.aliases.iter().map(|a| packed_name(a, suffix)).collect();
+                    (packed_name(&param.to, suffix), aliases)
+                };
+                (tensor.name, tensor.aliases) = names(|packed| &packed.blocks);
                 tensor.logical = Some(std::mem::replace(&mut tensor.shape, shape(width)));
                 // A stack of experts has one type, a joined matrix one per member.
                 let types: Vec<u8> = match param.stacked {
@@ -343,8 +360,9 @@ impl Cutter<'_> {
                     false => param.members.iter().map(|m| m.ty.id as u8).collect(),
                 };
                 let bytes = types.len() as u64;
+                let (name, aliases) = names(|packed| &packed.type_ids);
                 let types = TensorPlan {
-                    name: packed_name(&param.to, "qweight_type"),
+                    name,
                     dtype: "U8",
                     shape: vec![bytes],
                     offset: 0,
@@ -353,7 +371,7 @@ impl Cutter<'_> {
                     logical: None,
                     members: vec![],
                     decoded: None,
-                    aliases: param.aliases.iter().map(|a| packed_name(a, "qweight_type")).collect(),
+                    aliases,
                 };
                 vec![tensor, types]
             }

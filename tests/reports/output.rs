@@ -7,7 +7,7 @@ use crate::support::{Converted, converted, get, preshard, settings, snapshot, st
 use preshard::convert::{self, Progress};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Layout, Plan};
+use preshard::plan::Plan;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -26,7 +26,7 @@ fn out_02_headers_of_many_experts_stay_small() {
         ..QWEN3MOE
     };
     let options =
-        Options { layout: Layout::Hf, weights: Weights::Bf16, max_file_size: 500_000, ..Options::default() };
+        Options { layout: "hf".into(), weights: Weights::Bf16, max_file_size: 500_000, ..Options::default() };
     let c = converted(&dims.build(&|_| Q8_0), options);
     assert!(c.manifest.shards.len() > 4);
     let mut tensors = 0;
