@@ -371,7 +371,7 @@ mod tests {
 
     fn all() -> impl Iterator<Item = (&'static str, Architecture)> {
         let named = |name| (name, Architecture::named(name, &Tables::default()).unwrap());
-        crate::mapping::built_in_names("config").map(named)
+        crate::mapping::tables::built_in_names("config").map(named)
     }
 
     /// A misspelt key would be absent from every config.json, and its shape never looked at.

@@ -6,7 +6,8 @@
 
 use super::config::{Architecture, Use, json};
 use super::keys::{Fate, Reads};
-use crate::mapping::{Tables, built_in_names};
+use crate::mapping::Tables;
+use crate::mapping::tables::built_in_names;
 use std::collections::{BTreeMap, BTreeSet};
 
 const LLAMA_CPP: &str = include_str!("../../tests/fixtures/metadata/llama_cpp.tsv");

@@ -1,0 +1,182 @@
+//! Tables of `mappings/arch`: GGUF tensors to Hugging Face tensors.
+
+use super::one_or_many;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// Facts about one GGUF architecture.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arch {
+    /// `general.architecture` of the GGUF.
+    pub architecture: String,
+    /// The engine table for each `--layout`.
+    #[serde(default)]
+    pub engines: BTreeMap<String, EngineChoice>,
+    /// Numbers of the model: a name and the metadata key it comes from (see [`SymbolSource`]).
+    pub symbols: BTreeMap<String, SymbolSource>,
+    /// Tensors kept or dropped together by policy.
+    #[serde(default)]
+    pub groups: BTreeMap<String, Group>,
+    /// GGUF tensors and what they become.
+    #[serde(rename = "tensor")]
+    pub tensors: Vec<TensorRule>,
+    /// GGUF tensors that are left out.
+    #[serde(rename = "drop", default)]
+    pub drops: Vec<DropRule>,
+}
+
+/// Tensors kept or dropped together.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// Why tensors of layers that share another layer's group are dropped.
+    pub reason: String,
+}
+
+/// The engine table that serves a `--layout`.
+#[derive(Debug, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "the name of an engine table, or { table = NAME, without = { GROUP = NAME } }",
+    deny_unknown_fields
+)]
+pub enum EngineChoice {
+    /// This one always.
+    Always(String),
+    /// Another one where a group of tensors is dropped.
+    ByGroup {
+        /// The one with all groups.
+        table: String,
+        /// The one without a group, by the group's name.
+        without: BTreeMap<String, String>,
+    },
+}
+
+impl EngineChoice {
+    /// The table's name, when the groups in `dropped` are left out.
+    pub fn table(&self, dropped: &[&str]) -> &str {
+        match self {
+            EngineChoice::Always(table) => table,
+            EngineChoice::ByGroup { table, without } => {
+                dropped.iter().find_map(|group| without.get(*group)).unwrap_or(table)
+            }
+        }
+    }
+
+    /// All tables it names.
+    pub fn tables(&self) -> impl Iterator<Item = &str> {
+        let (table, without) = match self {
+            EngineChoice::Always(table) => (table, None),
+            EngineChoice::ByGroup { table, without } => (table, Some(without)),
+        };
+        std::iter::once(table).chain(without.into_iter().flat_map(BTreeMap::values)).map(String::as_str)
+    }
+}
+
+/// Where a symbol's value comes from: `key` (required), `key?` (0 when absent), `key?other` (the
+/// symbol `other` when absent) or a number.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub enum SymbolSource {
+    /// A metadata key, with the rules above.
+    Key(String),
+    /// A constant.
+    Number(u64),
+}
+
+/// One rule of an architecture: GGUF tensors in, Hugging Face tensors out.
+///
+/// `{L}` runs over the layers of `in`, `{E}` over the experts.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorRule {
+    /// GGUF names.
+    pub from: Vec<String>,
+    /// Hugging Face names.
+    #[serde(deserialize_with = "one_or_many")]
+    pub to: Vec<String>,
+    /// How the values are moved.
+    #[serde(default)]
+    pub via: Via,
+    /// Layers, `first..end` over symbols; all of them when absent.
+    #[serde(rename = "in")]
+    pub layers: Option<String>,
+    /// A symbol that must not be 0 for the rule to apply (`!symbol`: must be 0; `symbol=2`: must be 2).
+    pub when: Option<String>,
+    /// GGUF names, `{L}` for any layer: the rule applies only where the file has one of them.
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub with: Vec<String>,
+    /// The file may lack it.
+    #[serde(default)]
+    pub optional: bool,
+    /// `name:variant`: of all variants of a name, a layer has exactly one.
+    pub variant: Option<String>,
+    /// Kept or dropped together, by policy: `indexer`.
+    pub group: Option<String>,
+    /// Symbol with the number of heads, for `unpermute` and `mla_kv_b`.
+    pub heads: Option<String>,
+}
+
+/// How the values of GGUF tensors become those of Hugging Face tensors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Via {
+    /// As they are.
+    #[default]
+    Copy,
+    /// Rows of each head back from llama.cpp's interleaved order (`LlamaModel.permute`).
+    Unpermute,
+    /// `attn_k_b` (transposed per head) and `attn_v_b` joined into `kv_b_proj`.
+    MlaKvB,
+    /// One stacked tensor to one tensor per expert.
+    Experts,
+    /// One stacked tensor of gate and up rows to two tensors per expert.
+    ExpertsGateUp,
+    /// A vector of zeros, as long as the GGUF tensor has rows: a bias that the class declares and the
+    /// file lacks, which computes the same.
+    Zeros,
+}
+
+/// GGUF tensors that are left out, and why.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DropRule {
+    /// GGUF name; `{L}` stands for any layer, a final `*` for any rest.
+    pub name: String,
+    /// Shown by `plan` and written to the manifest.
+    pub reason: String,
+}
+
+impl TensorRule {
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        let counts = (self.from.len(), self.to.len());
+        let expected = match self.via {
+            Via::Copy | Via::Unpermute | Via::Experts | Via::Zeros => (1, 1),
+            Via::MlaKvB => (2, 1),
+            Via::ExpertsGateUp => (1, 2),
+        };
+        if counts != expected {
+            return Err(format!(
+                "{} from and {} to names, expected {} and {}",
+                counts.0, counts.1, expected.0, expected.1
+            ));
+        }
+        if matches!(self.via, Via::Unpermute | Via::MlaKvB) && self.heads.is_none() {
+            return Err("via needs heads = \"symbol\"".into());
+        }
+        let layered = self.from.iter().chain(&self.to).map(|n| n.contains("{L}"));
+        let stacked = matches!(self.via, Via::Experts | Via::ExpertsGateUp);
+        if layered.clone().any(|l| l) != layered.clone().all(|l| l)
+            || stacked && !self.to.iter().all(|t| t.contains("{E}"))
+        {
+            return Err("{L} and {E} must stand on both sides".into());
+        }
+        Ok(())
+    }
+
+    /// The name and the variant of `variant = "name:variant"`.
+    pub fn variant(&self) -> Option<(&str, &str)> {
+        self.variant.as_deref().and_then(|v| v.split_once(':'))
+    }
+}
