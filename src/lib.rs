@@ -7,6 +7,8 @@ pub mod convert;
 pub mod cut;
 #[cfg(feature = "convert")]
 pub mod device;
+#[cfg(feature = "convert")]
+pub mod diff;
 pub mod error;
 #[cfg(feature = "convert")]
 pub mod eval;

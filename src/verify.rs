@@ -203,7 +203,7 @@ fn wrong_leaf(shard: &Shard, leaf: u64) -> Error {
 }
 
 /// Opens a file of the directory: a regular file of the size the manifest gives.
-fn open(dir: &Path, name: &str, bytes: u64) -> Result<File> {
+pub(crate) fn open(dir: &Path, name: &str, bytes: u64) -> Result<File> {
     let path = dir.join(name);
     let file = File::open(&path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::shards(path.display(), "is missing; convert again"),

@@ -4,6 +4,7 @@
 //! refused or failed; 2: wrong usage.
 
 mod convert;
+mod diff;
 mod html;
 mod inspect;
 mod load;
@@ -46,6 +47,8 @@ enum Command {
     Convert(convert::Args),
     /// Check a converted directory against its hashes, or against the GGUF it was made from.
     Verify(verify::Args),
+    /// Show which tensors differ between two conversions, and why; status 1 when any does.
+    Diff(diff::Args),
     /// Join the ranks that several hosts converted into one directory.
     Merge(merge::Args),
     /// Load shards to the GPUs as an engine would, verify them there and show the speed.
@@ -89,6 +92,10 @@ pub fn main() -> ExitCode {
         Command::Plan(args) => plan::run(args, talk),
         Command::Convert(args) => convert::run(args, talk),
         Command::Verify(args) => verify::run(args, talk),
+        Command::Diff(args) => match diff::run(args, talk) {
+            Ok(false) => return ExitCode::FAILURE,
+            result => result.map(drop),
+        },
         Command::Merge(args) => merge::run(args, talk),
         Command::Load(args) => load::run(args, talk),
     };

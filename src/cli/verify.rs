@@ -1,7 +1,8 @@
 //! `preshard verify`.
 
 use super::{Talk, print, print_json, progress, signals, text};
-use crate::error::{Error, Result};
+use crate::diff;
+use crate::error::{Error, Result, shown_path};
 use crate::eval::Decoder;
 use crate::hf;
 use crate::mapping::Tables;
@@ -24,6 +25,10 @@ pub struct Args {
     /// The directory given to convert with --hf-config, if one was.
     #[arg(long, value_name = "DIR", requires = "source")]
     hf_config: Option<PathBuf>,
+    /// Fail unless tensors and files are those of this conversion: its preshard.json (which names the
+    /// tensors that changed), its B3SUMS or its directory.
+    #[arg(long, value_name = "FILE")]
+    expect: Option<PathBuf>,
     /// Threads; one per core when absent.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -52,6 +57,14 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         }
     };
     bar.finish_and_clear();
+    let result = result.and_then(|outcome| {
+        let Some(expected) = &args.expect else { return Ok(outcome) };
+        let settings = diff::Settings { threads: args.threads, stop: signals::stop() };
+        for note in diff::expected(&args.dir, expected, &settings)? {
+            talk.note(&note);
+        }
+        Ok(outcome)
+    });
     let against = if args.source.is_empty() { "hashes" } else { "source" };
     if args.json {
         let problems: Vec<String> = match &result {
@@ -72,10 +85,11 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     }
     let seconds = started.elapsed().as_secs_f64();
     print(&format!(
-        "{} files, {}: every byte is as {}; {:.1} s, {}/s\n",
+        "{} files, {}: every byte is as {}{}; {:.1} s, {}/s\n",
         outcome.files,
         text::bytes(outcome.bytes),
         if args.source.is_empty() { "converted" } else { "the GGUF gives it" },
+        args.expect.map_or(String::new(), |file| format!(", and as {} expects", shown_path(&file))),
         seconds,
         text::bytes((outcome.bytes as f64 / seconds.max(1e-9)) as u64)
     ))
