@@ -20,6 +20,10 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_str(&stdout(&run)).unwrap_or_else(|e| panic!("{args:?}: {e}: {}", stdout(&run)))
 }
 
+/// Every command, in the order of the help.
+const COMMANDS: [&str; 9] =
+    ["inspect", "plan", "convert", "verify", "diff", "merge", "load", "completions", "man"];
+
 #[test]
 fn help_names_every_command_and_option() {
     let help = |args: &[&str]| {
@@ -28,7 +32,7 @@ fn help_names_every_command_and_option() {
         stdout(&run)
     };
     let all = help(&["--help"]);
-    for command in ["inspect", "plan", "convert", "verify"] {
+    for command in COMMANDS {
         assert!(all.contains(command), "{all}");
         let text = help(&[command, "--help"]);
         assert!(text.contains(&format!("Usage: preshard {command}")), "{text}");
@@ -336,4 +340,78 @@ fn dequantize_is_dequantise() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("--misaligned dequantise"), "{}", stderr(&refused));
     assert_eq!(planned("dequantize"), planned("dequantise"));
+}
+
+#[test]
+fn completions_know_every_command_in_shells_that_accept_them() {
+    let dir = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let run = preshard().args(["completions", shell]).output().unwrap();
+        assert!(run.status.success() && stderr(&run).is_empty(), "{shell}: {}", stderr(&run));
+        let script = stdout(&run);
+        assert!(COMMANDS.iter().all(|command| script.contains(command)), "{shell}: {script}");
+        assert!(["--misaligned", "--expect"].iter().all(|o| script.contains(&o[2..])), "{shell}: {script}");
+        // Every shell that is installed parses its script.
+        let path = dir.path().join(shell);
+        std::fs::write(&path, script).unwrap();
+        let parsed = std::process::Command::new(shell).arg("-n").arg(&path).output();
+        match parsed {
+            Ok(output) => assert!(output.status.success(), "{shell}: {}", stderr(&output)),
+            Err(_) => assert_ne!(shell, "bash", "bash is needed to run the tests"),
+        }
+    }
+    // What bash offers after `preshard ver` and `preshard plan --misal`.
+    let complete = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (last, before) = (words[words.len() - 1], words[words.len() - 2]);
+        let script = format!(
+            "source {}; COMP_WORDS=({line}); COMP_CWORD={}; COMP_LINE='{line}'; COMP_POINT={}; \
+             _preshard preshard '{last}' '{before}'; echo \"${{COMPREPLY[@]}}\"",
+            dir.path().join("bash").display(),
+            words.len() - 1,
+            line.len()
+        );
+        stdout(&std::process::Command::new("bash").args(["-c", &script]).output().unwrap())
+    };
+    assert_eq!(complete("preshard ver").trim(), "verify");
+    assert_eq!(complete("preshard plan --misal").trim(), "--misaligned");
+    assert_eq!(complete("preshard plan --misaligned ref").trim(), "refuse");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = dir.path().join("share/man/man1");
+    let run = preshard().arg("man").arg(&man).output().unwrap();
+    assert!(run.status.success() && stdout(&run).is_empty(), "{}", stderr(&run));
+    let pages = snapshot(&man);
+    let mut names: Vec<String> = COMMANDS.iter().map(|command| format!("preshard-{command}.1")).collect();
+    names.push("preshard.1".into());
+    names.sort();
+    assert!(pages.keys().eq(&names), "{:?}", pages.keys());
+    let printed = preshard().arg("man").output().unwrap();
+    assert!(printed.stdout == pages["preshard.1"]);
+    for command in COMMANDS {
+        let page = String::from_utf8_lossy(&pages[&format!("preshard-{command}.1")]).into_owned();
+        assert!(page.contains(&format!(".TH preshard-{command} 1")), "{page}");
+        // Hyphens are escaped in roff.
+        let page = page.replace("\\-", "-");
+        let help = stdout(&preshard().args([command, "--help"]).output().unwrap());
+        for option in help.split_whitespace().filter(|word| word.starts_with("--") && word.len() > 2) {
+            let option = option.trim_end_matches(|c: char| !c.is_ascii_alphanumeric());
+            assert!(page.contains(option), "{command}: {option}: {page}");
+        }
+        let text = String::from_utf8_lossy(&pages["preshard.1"]).replace("\\-", "-");
+        assert!(text.contains(&format!("preshard-{command}(1)")), "{text}");
+    }
+    assert!(String::from_utf8_lossy(&pages["preshard.1"]).contains("Exit status"));
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let refused = preshard().arg("man").arg(&file).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        stderr(&refused).starts_with("error: ") && stderr(&refused).contains("file"),
+        "{}",
+        stderr(&refused)
+    );
 }

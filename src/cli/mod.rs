@@ -3,11 +3,13 @@
 //! Results go to standard output, everything else to standard error. Exit status 0: success; 1:
 //! refused or failed; 2: wrong usage.
 
+mod completions;
 mod convert;
 mod diff;
 mod html;
 mod inspect;
 mod load;
+mod man;
 mod merge;
 mod options;
 mod plan;
@@ -23,9 +25,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
+const EXIT_STATUS: &str =
+    "Exit status: 0 success, 1 refused or failed (diff: the two differ), 2 wrong usage.";
+
 /// Turn a GGUF model into per-rank safetensors shards that many GPUs load in seconds.
 #[derive(Parser)]
-#[command(version, propagate_version = true, max_term_width = 100)]
+#[command(version, propagate_version = true, max_term_width = 100, after_help = EXIT_STATUS)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -53,6 +58,10 @@ enum Command {
     Merge(merge::Args),
     /// Load shards to the GPUs as an engine would, verify them there and show the speed.
     Load(load::Args),
+    /// Print completions for a shell.
+    Completions(completions::Args),
+    /// Print the manual page, or write one for each command.
+    Man(man::Args),
 }
 
 /// How much to print.
@@ -98,6 +107,8 @@ pub fn main() -> ExitCode {
         },
         Command::Merge(args) => merge::run(args, talk),
         Command::Load(args) => load::run(args, talk),
+        Command::Completions(args) => completions::run(&args),
+        Command::Man(args) => man::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -117,7 +128,12 @@ fn tell(kind: &str, text: &str) {
 
 /// Prints a result to standard output; a reader that went away ends the program quietly.
 fn print(text: &str) -> Result<()> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+    print_bytes(text.as_bytes())
+}
+
+/// Prints a result that another crate made.
+fn print_bytes(bytes: &[u8]) -> Result<()> {
+    match std::io::stdout().lock().write_all(bytes) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => result.map_err(|e| Error::io(std::path::Path::new("standard output"), "write", e)),
     }
