@@ -4,7 +4,7 @@
 usage: metadata_keys.py LLAMA_CPP_SOURCE > tests/fixtures/metadata/llama_cpp.tsv
 (the copy there is of the llama.cpp vendored in llama-cpp-python 0.3.36)
 
-A key is one that src/llama-model.cpp reads for every model, that src/models/ARCHITECTURE.cpp reads, that
+A key is one that src/llama-model.cpp reads for every model, that src/models reads for the architecture, that
 src/llama-vocab.cpp or src/llama-arch.cpp knows (tokenizer.*, general.*), or that a class of the converter with this
 architecture writes, one of its base classes included. Lines: architecture, key, who ("reads", "writes" or both).
 Everything is taken from the source's text, so that the list stands beside our tables and not on them.
@@ -62,11 +62,16 @@ def written(name, seen):
 # LlamaModel writes these for EAGLE3 drafts, under that architecture's name.
 ELSEWHERE = {"target_layers", "target_hidden_size", "norm_before_residual", "norm_before_fc"}
 
+# The source of an architecture is called after its constant.
+enum = {name: constant for constant, name in re.findall(r'\{\s*LLM_ARCH_(\w+),\s*"([^"]+)"\s*\}', text("src/llama-arch.cpp"))}
+models = [path.read_text() for path in sorted((root / "src/models").glob("*.cpp"))]
+
 arch_names = dict(re.findall(r"MODEL_ARCH\.(\w+):\s*\"([^\"]+)\"", constants))
 tables = sorted(p.stem for p in (Path(__file__).parent.parent / "mappings/config").glob("[a-z]*.toml"))
 for arch in tables:
-    source = root / f"src/models/{arch}.cpp"
-    reads = everywhere | asked(re.search(r"::load_arch_hparams\(.*?\n\}\n", source.read_text(), re.S).group(0))
+    loader = rf"llama_model_{enum[arch].lower()}::load_arch_hparams\(.*?\n\}}\n"
+    found = [m.group(0) for m in (re.search(loader, text, re.S) for text in models) if m]
+    reads = everywhere | asked(found[0])
     writes = set()
     for name, (_, constant, _) in classes.items():
         if constant and arch_names.get(constant) == arch:

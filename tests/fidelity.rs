@@ -166,18 +166,46 @@ fn all(name: &str, count: usize) {
     }
 }
 
-/// A model that transformers made and llama.cpp's converter wrote, without loss and as q8_0
-/// (scripts/tiny_models.py): the original comes back bit for bit, every rank has its slices of it, and
-/// what stays packed is the file's own blocks.
+/// A model that transformers made and llama.cpp's converter wrote (scripts/tiny_models.py): the original comes
+/// back bit for bit, and every rank holds what vLLM's own loader makes of the original. The values are such that
+/// q8_0 loses nothing; what stays packed of it decodes to the same.
 #[track_caller]
 fn as_the_original(name: &str) {
-    all(&format!("{name}-bf16"), 5);
-    all(&format!("{name}-q8_0"), 7);
+    let text = std::fs::read(unpacked(&format!("expected/{name}.json"))).unwrap();
+    let all: Value = serde_json::from_slice(&text).unwrap();
+    let cases: BTreeMap<String, Listing> = serde_json::from_value(all["cases"].clone()).unwrap();
+    assert!(cases.len() >= 4, "cases of {name}");
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    for (file, hash) in all["files"].as_object().unwrap() {
+        let source = unpacked(&format!("arch/{file}"));
+        let found = blake3::hash(&std::fs::read(&source).unwrap()).to_hex();
+        assert_eq!(found.as_str(), hash, "{file} is not what expected/{name}.json.z was made from");
+        for (case, listed) in &cases {
+            convert(&source, options(case), &out).unwrap_or_else(|e| panic!("{file} {case}: {e}"));
+            compare(&format!("{file} {case}"), listed, &listing(&out));
+            std::fs::remove_dir_all(&out).unwrap();
+            let Some(case) = case.strip_suffix(" --weights bf16") else { continue };
+            // 32 columns of a head, or 64 of a layer, do not stay whole blocks on 4 ranks.
+            if file.contains("q8_0") && case.starts_with("--tp") && case != "--tp 4" {
+                let o = Options { misaligned: Fit::Dequantise, mixed: Fit::Dequantise, ..options(case) };
+                convert(&source, o, &out).unwrap_or_else(|e| panic!("{file} {case}: {e}"));
+                let (decoded, packed) = decoded_listing(&out);
+                assert!(packed > 0, "{file} {case}: nothing stayed packed");
+                compare(&format!("{file} {case} decoded"), listed, &decoded);
+                std::fs::remove_dir_all(&out).unwrap();
+            }
+        }
+    }
 }
 
 #[test]
 fn minimax_m2_is_the_original_and_its_slices() {
     as_the_original("minimax-m2");
+}
+#[test]
+fn glm4moe_and_its_draft_are_the_original_and_its_slices() {
+    as_the_original("glm4moe");
 }
 
 #[test]
@@ -239,13 +267,11 @@ fn packed_ranks_decode_to_the_slices_of_the_whole() {
             let out = expected.dir.path().join("out");
             let o = Options { misaligned: Fit::Dequantise, mixed: Fit::Dequantise, ..options(case) };
             convert(&expected.source, o, &out).unwrap_or_else(|e| panic!("{name} {case}: {e}"));
-            let (decoded, packed) = decoded_listing(&out);
+            let (mut decoded, packed) = decoded_listing(&out);
             assert!(packed > 0, "{name} {case}: nothing stayed packed");
-            compare(
-                &format!("{name} {case} decoded"),
-                &expected.cases[&format!("{case} --weights bf16")],
-                &decoded,
-            );
+            let listed = &expected.cases[&format!("{case} --weights bf16")];
+            decoded.retain(|file, _| listed.contains_key(file));
+            compare(&format!("{name} {case} decoded"), listed, &decoded);
             std::fs::remove_dir_all(&out).unwrap();
         }
     }
@@ -257,7 +283,7 @@ fn decoded_listing(dir: &Path) -> (Listing, usize) {
     let manifest = preshard::manifest::Manifest::read(dir).unwrap();
     let mut packed = 0;
     let mut files = Listing::new();
-    for shard in manifest.shards.iter().filter(|s| s.part == "model") {
+    for shard in &manifest.shards {
         let tensors = read(&dir.join(&shard.file));
         let mut listed = BTreeMap::new();
         for entry in &shard.tensors {

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Builder, F16};
+use common::{Builder, F16, unpacked};
 use preshard::gguf::Gguf;
 use preshard::hf::{self, Files, Request};
 use serde_json::{Value, json};
@@ -21,10 +21,11 @@ const MODELS: &[(&str, &str)] = &[
     ("tiny-dsv3", "hf/tiny-dsv3/metadata.gguf"),
     ("tiny-dsv3", "hf/tiny-dsv3-legacy-kvb/metadata.gguf"),
     ("tiny-glm5", "glm5/tiny-glm5-UD-Q4_K_XL-00001-of-00003.gguf"),
+    ("glm4moe", "arch/glm4moe-q8_0.gguf.z"),
     ("glm52", "hf/glm52/metadata.gguf"),
     ("kimi", "hf/kimi/metadata.gguf"),
     ("llamabias", "hf/llamabias/metadata.gguf"),
-    ("minimax-m2", "arch/minimax-m2-q8_0.gguf"),
+    ("minimax-m2", "arch/minimax-m2-q8_0.gguf.z"),
     ("mixtral", "hf/mixtral/metadata.gguf"),
     ("qwen3", "hf/qwen3/metadata.gguf"),
     ("v2", "hf/v2/metadata.gguf"),
@@ -35,7 +36,8 @@ const MODELS: &[(&str, &str)] = &[
 const SILENT: &[&str] = &["ep_size", "initializer_range", "pretraining_tp", "use_cache"];
 
 fn open(file: &str) -> Gguf {
-    Gguf::open(&[fixtures().join(file)]).expect(file)
+    let path = file.strip_suffix(".z").map_or_else(|| fixtures().join(file), unpacked);
+    Gguf::open(&[path]).expect(file)
 }
 
 fn request(gguf: &Gguf) -> Request {
