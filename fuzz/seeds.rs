@@ -5,7 +5,8 @@ use preshard::convert::{self, Settings};
 use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Fit, Options, Plan};
+use preshard::plan::Plan;
+use preshard::policy::{Fit, Policy};
 use preshard_fuzz::gguf::{Builder, F32, Kv, Q4_K, Q8_0};
 use preshard_fuzz::model;
 use std::path::Path;
@@ -79,7 +80,7 @@ fn main() {
     let gguf = Gguf::open(&[source]).unwrap();
     for tp in [1, 2] {
         let fit = Fit::Dequantise;
-        let options = Options { tp, misaligned: fit, mixed: fit, ..Options::default() };
+        let options = Policy { tp, misaligned: fit, mixed: fit, ..Policy::default() };
         let plan = Plan::new(&gguf, &Tables::default(), options).unwrap();
         let out = dir.path().join(format!("tp{tp}"));
         let stop = AtomicBool::new(false);

@@ -166,12 +166,12 @@ fn key(plan: &[u8; 32], gguf: &Gguf) -> [u8; 32] {
 
 /// The shards of the ranks asked for.
 fn select<'p>(plan: &'p Plan, ranks: Option<&[u64]>) -> Result<Vec<&'p ShardPlan>> {
-    let world = plan.options.tp * plan.options.pp;
+    let world = plan.policy.tp * plan.policy.pp;
     let Some(ranks) = ranks else { return Ok(plan.shards.iter().collect()) };
     if let Some(rank) = ranks.iter().find(|r| **r >= world) {
         return Err(Error::request("--ranks", format!("rank {rank} of {world}; the last is {}", world - 1)));
     }
-    Ok(plan.shards.iter().filter(|s| ranks.contains(&(s.pp * plan.options.tp + s.tp))).collect())
+    Ok(plan.shards.iter().filter(|s| ranks.contains(&(s.pp * plan.policy.tp + s.tp))).collect())
 }
 
 /// Everything the workers share.
@@ -397,7 +397,7 @@ fn manifest(
             vocab_padded: plan.vocab[1],
             experts: plan.model.symbols.experts,
         },
-        policy: plan.options.policy(&plan.stages),
+        policy: plan.policy.clone(),
         shards: all,
         files: files.collect(),
         dropped: plan

@@ -3,6 +3,8 @@
 #[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "convert")]
+pub mod conversion;
+#[cfg(feature = "convert")]
 pub mod convert;
 pub mod cut;
 #[cfg(feature = "convert")]
@@ -29,6 +31,7 @@ pub mod mapping;
 pub mod merge;
 #[cfg(feature = "convert")]
 pub mod plan;
+pub mod policy;
 pub mod quant;
 #[cfg(feature = "convert")]
 mod source_pages;

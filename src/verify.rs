@@ -5,15 +5,13 @@ use crate::error::{Error, Result};
 use crate::eval::{Decoder, Evaluator};
 use crate::gguf::Gguf;
 use crate::hash::{self, leaf_range};
-use crate::hf;
 use crate::manifest::{self, Manifest, Shard};
-use crate::mapping::Tables;
-use crate::plan::{Options, Plan};
+use crate::plan::Plan;
 use crate::store;
 use crate::workers;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,40 +58,38 @@ pub fn hashes(dir: &Path, settings: &Settings) -> Result<Outcome> {
     finish(checked, problems, &manifest)
 }
 
-/// Recomputes every byte from the GGUF it was made from and compares. `directory` completes what the
-/// plan says of the small files: the directory given with `--hf-config`, the mapping tables.
+/// Recomputes every byte of a directory from the GGUF and the plan it was made by, and compares. `files`: the small
+/// files that they give.
 pub fn source(
     dir: &Path,
-    source: &[PathBuf],
-    tables: &Tables,
-    directory: impl Fn(hf::Request) -> hf::Request,
+    manifest: &Manifest,
+    (gguf, plan): (&Gguf, &Plan),
+    files: Vec<(String, Vec<u8>)>,
     decoder: &Decoder,
     settings: &Settings,
 ) -> Result<Outcome> {
-    let manifest = Manifest::read(dir)?;
-    let gguf = Gguf::open(source)?;
-    let options = Options::of(&manifest.policy).ok_or_else(|| {
-        Error::shards(
-            dir.display(),
-            format!("made by {} with options this version does not know", manifest.tool),
-        )
-    })?;
-    let plan = Plan::new(&gguf, tables, options)?;
-    let mut files = hf::checked_files(&gguf, &directory(plan.directory(None, None)))?.files;
     // The library writes shards alone where it is given no files.
-    files.retain(|(name, _)| manifest.files.iter().any(|f| f.file == *name));
-    let files = convert::small_files(&plan, files);
+    let alone = !manifest.files.iter().any(|f| f.file == "config.json");
+    let files = convert::small_files(plan, if alone { Vec::new() } else { files });
     let mut other = Vec::new();
     for (name, bytes) in &files {
         let made = blake3::hash(bytes).to_hex();
-        if manifest.files.iter().any(|f| f.file == *name && f.blake3 != made.as_str()) {
-            other.push(Error::shards(
-                dir.join(name).display(),
-                "is not what this GGUF gives; name the files it was converted with by --hf-config, or convert again",
-            ));
+        match manifest.files.iter().find(|f| f.file == *name) {
+            Some(file) if file.blake3 == made.as_str() => {}
+            Some(_) => other.push((name, "is not what this GGUF gives")),
+            None => other.push((name, "comes of this GGUF and is not in the manifest")),
         }
     }
-    Error::all(other)?;
+    for file in manifest.files.iter().filter(|f| !files.iter().any(|(name, _)| *name == f.file)) {
+        other.push((&file.file, "does not come of this GGUF"));
+    }
+    let remedy = "name the files it was converted with by --hf-config, or convert again";
+    Error::all(
+        other
+            .into_iter()
+            .map(|(name, what)| Error::shards(dir.join(name).display(), format!("{what}; {remedy}")))
+            .collect(),
+    )?;
     if hash::to_hex(&plan.with_files(&files)) != manifest.plan {
         let sources = manifest.sources.iter().map(|s| s.file.as_str()).collect::<Vec<_>>().join(", ");
         return Err(Error::shards(
@@ -104,10 +100,10 @@ pub fn source(
             ),
         ));
     }
-    let mut problems = small_files(dir, &manifest);
-    problems.extend(strangers(dir, &manifest)?);
-    let evaluator = Evaluator { plan: &plan, gguf: &gguf, decoder, allow_nonfinite: true };
-    let checked = each_leaf(dir, &manifest, settings, &mut problems, |shard, fresh, leaf, bytes| {
+    let mut problems = small_files(dir, manifest);
+    problems.extend(strangers(dir, manifest)?);
+    let evaluator = Evaluator { plan, gguf, decoder, allow_nonfinite: true };
+    let checked = each_leaf(dir, manifest, settings, &mut problems, |shard, fresh, leaf, bytes| {
         let Some(planned) = plan.shards.iter().find(|s| s.name == shard.file && s.bytes == shard.bytes)
         else {
             return Err(Error::shards(&shard.file, "is not part of the plan; the manifest was changed"));
@@ -115,7 +111,7 @@ pub fn source(
         evaluator.leaf(planned, leaf, fresh)?;
         Ok(fresh == bytes)
     });
-    finish(checked, problems, &manifest)
+    finish(checked, problems, manifest)
 }
 
 fn finish(checked: Result<()>, problems: Vec<Error>, manifest: &Manifest) -> Result<Outcome> {

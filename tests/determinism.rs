@@ -10,17 +10,18 @@ use preshard::eval::{Decoder, Evaluator, Findings};
 use preshard::gguf::Gguf;
 use preshard::manifest::LEAF;
 use preshard::mapping::Tables;
-use preshard::plan::{Options, Plan, Weights};
+use preshard::plan::Plan;
+use preshard::policy::{Policy, Weights};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use support::models::{GLM, LLAMA, Numbers, blocks, q4_k};
 use support::union::{self, Case};
 use support::{How, convert_how, fixture, snapshot};
 
-const TP2: fn() -> Options = || Options { tp: 2, weights: Weights::Bf16, ..Options::default() };
+const TP2: fn() -> Policy = || Policy { tp: 2, weights: Weights::Bf16, ..Policy::default() };
 
 /// The files of a conversion.
-fn made(source: &[PathBuf], options: Options, how: How, out: &Path) -> BTreeMap<String, Vec<u8>> {
+fn made(source: &[PathBuf], options: Policy, how: How, out: &Path) -> BTreeMap<String, Vec<u8>> {
     convert_how(source, options, out, how).unwrap_or_else(|e| panic!("{e}"));
     snapshot(out)
 }
@@ -54,7 +55,7 @@ fn splits_and_the_merged_file_give_the_same_shards() {
     let count = GLM.shapes().len();
     let whole = model.write(dir.path().join("whole.gguf"));
     let splits = write_splits(dir.path(), "cut", &model.splits(&[0, 17, count - 17]));
-    for options in [TP2(), Options { tp: 2, ep: true, ..Options::default() }] {
+    for options in [TP2(), Policy { tp: 2, ep: true, ..Policy::default() }] {
         let tag = format!("{}-{}", options.ep, options.tp);
         let run = |source: &[PathBuf], name: &str| {
             shards(made(source, options.clone(), How::default(), &dir.path().join(format!("{tag}-{name}"))))
@@ -73,7 +74,7 @@ fn splits_and_the_merged_file_give_the_same_shards() {
 fn ranks_in_several_runs_give_the_directory_of_one() {
     let dir = tempfile::tempdir().unwrap();
     let source = [GLM.build(&q4_k).write(dir.path().join("model.gguf"))];
-    let options = || Options { tp: 2, pp: 2, ..Options::default() };
+    let options = || Policy { tp: 2, pp: 2, ..Policy::default() };
     let whole = made(&source, options(), How::default(), &dir.path().join("whole"));
     assert_eq!(whole.keys().filter(|f| f.ends_with(".safetensors")).count(), 6, "{:?}", whole.keys());
     for order in [vec![vec![0], vec![1], vec![2], vec![3]], vec![vec![3, 1], vec![0, 2]]] {
@@ -136,7 +137,7 @@ fn a_leaf_may_begin_anywhere() {
         [(&llama, Weights::Keep), (&glm, Weights::Keep), (&llama, Weights::Bf16), (&glm, Weights::F32)]
     {
         let gguf = Gguf::open(&[model.write(dir.path().join("m.gguf"))]).unwrap();
-        let options = Options { tp: 2, weights, ..Options::default() };
+        let options = Policy { tp: 2, weights, ..Policy::default() };
         let mut plan = Plan::new(&gguf, &Tables::default(), options).unwrap();
         let mut shard = plan.shards.remove(0);
         let evaluator = Evaluator { plan: &plan, gguf: &gguf, decoder: &Decoder::CPU, allow_nonfinite: true };

@@ -11,7 +11,8 @@ use preshard::convert::{self, Outcome, Progress, Settings};
 use preshard::eval::{Decoder, Evaluator};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Options, Plan, Weights};
+use preshard::plan::Plan;
+use preshard::policy::{Policy, Weights};
 use preshard::verify;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -27,8 +28,8 @@ fn model(dir: &Path) -> PathBuf {
     dims.build(&|_| Q4_0).write(dir.join("model.gguf"))
 }
 
-fn options() -> Options {
-    Options { tp: 2, weights: Weights::Bf16, ..Options::default() }
+fn options() -> Policy {
+    Policy { tp: 2, weights: Weights::Bf16, ..Policy::default() }
 }
 
 /// Converts; after `leaves` leaves `then` is called once and the run asked to stop.
@@ -117,7 +118,7 @@ fn a_conversion_that_is_replaced_stays_whole_until_the_new_one_is() {
     let dir = tempfile::tempdir().unwrap();
     let old = LLAMA.build(&|_| Q8_0).write(dir.path().join("old.gguf"));
     let out = dir.path().join("out");
-    let four = Options { tp: 4, ..options() };
+    let four = Policy { tp: 4, ..options() };
     support::convert(&old, four, &out).unwrap();
     let before = snapshot(&out);
     let mut files_before = before.clone();
@@ -299,7 +300,7 @@ fn pieces_that_begin_in_padding_are_as_good_as_any() {
     let types = |name: &str| if name.contains("attn_v.") { Q4_0 } else { Q8_0 };
     let source = LLAMA.build(&types).write(dir.path().join("model.gguf"));
     let gguf = Gguf::open(&[source]).unwrap();
-    let plan = Plan::new(&gguf, &Tables::default(), Options { tp: 2, ..Options::default() }).unwrap();
+    let plan = Plan::new(&gguf, &Tables::default(), Policy { tp: 2, ..Policy::default() }).unwrap();
     let evaluator = Evaluator { plan: &plan, gguf: &gguf, decoder: &Decoder::CPU, allow_nonfinite: false };
     for shard in &plan.shards {
         let mut whole = Vec::new();

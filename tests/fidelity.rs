@@ -6,7 +6,7 @@ mod common;
 mod support;
 
 use common::*;
-use preshard::plan::{Fit, Keep, Options, Weights};
+use preshard::policy::{Fit, Keep, Policy, Weights};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -56,8 +56,8 @@ fn write_models() {
 }
 
 /// The options of a command line.
-fn options(line: &str) -> Options {
-    let mut o = Options::default();
+fn options(line: &str) -> Policy {
+    let mut o = Policy::default();
     let mut words = line.split(' ');
     while let Some(word) = words.next() {
         if word == "--ep" {
@@ -265,7 +265,7 @@ fn packed_ranks_decode_to_the_slices_of_the_whole() {
         let expected = Expected::of(name);
         for case in cases {
             let out = expected.dir.path().join("out");
-            let o = Options { misaligned: Fit::Dequantise, mixed: Fit::Dequantise, ..options(case) };
+            let o = Policy { misaligned: Fit::Dequantise, mixed: Fit::Dequantise, ..options(case) };
             convert(&expected.source, o, &out).unwrap_or_else(|e| panic!("{name} {case}: {e}"));
             let (mut decoded, packed) = decoded_listing(&out);
             assert!(packed > 0, "{name} {case}: nothing stayed packed");
@@ -332,7 +332,7 @@ fn decoded_listing(dir: &Path) -> (Listing, usize) {
 fn an_hf_checkpoint_in_many_files_is_the_same() {
     let expected = Expected::of("tiny-llama");
     let out = expected.dir.path().join("out");
-    let o = Options { max_file_size: 100_000, ..options("--layout hf --weights bf16") };
+    let o = Policy { max_file_size: 100_000, ..options("--layout hf --weights bf16") };
     convert(&expected.source, o, &out).unwrap();
     let found = listing(&out);
     assert!(found.len() > 5, "{} files", found.len());

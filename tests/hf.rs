@@ -108,7 +108,7 @@ fn config_is_the_original() {
             .collect();
         let allowed = ["attention_bias", "attention_dropout", "mlp_bias", "moe_router_dtype", "pad_token_id"];
         assert!(added.iter().all(|k| allowed.contains(&k.as_str())), "{file}: added {added:?}");
-        let model = hf::model(&gguf, &request(&gguf)).unwrap();
+        let model = hf::files(&gguf, &request(&gguf)).unwrap().model;
         assert_eq!(original["architectures"], json!([model.class]), "{file}");
         assert_eq!(original["model_type"], model.model_type, "{file}");
     }
@@ -229,7 +229,7 @@ fn without_its_indexer_glm_is_deepseek_v3() {
         assert_eq!(config["moe_router_dtype"], "float32");
         assert_eq!(config["num_nextn_predict_layers"], 0);
         assert!(config.as_object().unwrap().keys().all(|key| !key.starts_with("index")), "{config}");
-        assert_eq!(hf::model(&gguf, &dropped).unwrap().class, "DeepseekV3ForCausalLM");
+        assert_eq!(hf::files(&gguf, &dropped).unwrap().model.class, "DeepseekV3ForCausalLM");
 
         // The same from the model's own config.json.
         let name = if file.contains("glm52") { "glm52" } else { "tiny-glm5" };
@@ -239,7 +239,7 @@ fn without_its_indexer_glm_is_deepseek_v3() {
             assert!(same(&rewritten[key], value), "{key} is {}, expected {value}", rewritten[key]);
         }
         assert!(rewritten.as_object().unwrap().keys().all(|key| !key.starts_with("index")), "{rewritten}");
-        assert_eq!(hf::model(&gguf, &given).unwrap().class, "DeepseekV3ForCausalLM");
+        assert_eq!(hf::files(&gguf, &given).unwrap().model.class, "DeepseekV3ForCausalLM");
     }
 }
 
@@ -316,7 +316,7 @@ fn given_files_win() {
     assert_eq!(config["vocab_size"], 512, "rows of the embedding");
     assert_eq!(config.get("quantization_config"), None);
     assert_eq!(config.get("torch_dtype"), None);
-    assert_eq!(hf::model(&gguf, &asked).unwrap().class, "MistralForCausalLM");
+    assert_eq!(hf::files(&gguf, &asked).unwrap().model.class, "MistralForCausalLM");
     for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         let original = std::fs::read(directory.path().join(name)).unwrap();
         assert_eq!(files.files.iter().find(|(n, _)| n == name).unwrap().1, original, "{name}");

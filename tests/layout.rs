@@ -6,13 +6,13 @@ mod common;
 mod support;
 
 use common::*;
-use preshard::plan::{Fit, Keep, Options, Weights};
+use preshard::policy::{Fit, Keep, Policy, Weights};
 use std::collections::{BTreeMap, BTreeSet};
 use support::models::{DEEPSEEK, GLM, Gqa, LLAMA, Mla, QWEN3, QWEN3MOE, q4_k};
 use support::{Converted, converted, fixture, get, read};
 
-fn bf16(tp: u64) -> Options {
-    Options { tp, weights: Weights::Bf16, ..Options::default() }
+fn bf16(tp: u64) -> Policy {
+    Policy { tp, weights: Weights::Bf16, ..Policy::default() }
 }
 
 /// Every safetensors file of a conversion.
@@ -29,10 +29,10 @@ fn header(bytes: &[u8]) -> (String, usize) {
 #[test]
 fn headers_are_padded_tensors_aligned_and_nothing_lies_between() {
     let cases = [
-        (LLAMA.build(&q4_k), Options { tp: 2, ..Options::default() }),
-        (GLM.build(&q4_k), Options { tp: 2, ..Options::default() }),
+        (LLAMA.build(&q4_k), Policy { tp: 2, ..Policy::default() }),
+        (GLM.build(&q4_k), Policy { tp: 2, ..Policy::default() }),
         (GLM.build(&q4_k), bf16(1)),
-        (QWEN3MOE.build(&q4_k), Options { layout: "hf".into(), weights: Weights::F32, ..Options::default() }),
+        (QWEN3MOE.build(&q4_k), Policy { layout: "hf".into(), weights: Weights::F32, ..Policy::default() }),
     ];
     for (model, options) in cases {
         let c = converted(&model, options);
@@ -73,7 +73,7 @@ fn headers_are_padded_tensors_aligned_and_nothing_lies_between() {
 
 #[test]
 fn b3sums_and_the_manifest_agree_with_the_files() {
-    for options in [Options { tp: 2, ..Options::default() }, bf16(2), Options { pp: 2, ..bf16(2) }] {
+    for options in [Policy { tp: 2, ..Policy::default() }, bf16(2), Policy { pp: 2, ..bf16(2) }] {
         let c = converted(&GLM.build(&q4_k), options);
         let sums = std::fs::read_to_string(c.out().join("B3SUMS")).unwrap();
         let mut listed = BTreeSet::new();
@@ -181,7 +181,7 @@ fn names_and_shapes_are_those_of_vllm_llama() {
     let model = DUMPED_LLAMA.build(&|_| BF16);
     as_dumped(&converted(&model, bf16(1)), "llama_tp1", "LlamaForCausalLM", SAME);
     as_dumped(&converted(&model, bf16(2)), "llama_tp2", "LlamaForCausalLM", SAME);
-    as_dumped(&converted(&model, Options { pp: 2, ..bf16(1) }), "llama_pp2", "LlamaForCausalLM", SAME);
+    as_dumped(&converted(&model, Policy { pp: 2, ..bf16(1) }), "llama_pp2", "LlamaForCausalLM", SAME);
     let one = Gqa { kv_heads: 1, ..DUMPED_LLAMA }.build(&|_| BF16);
     as_dumped(&converted(&one, bf16(2)), "llama_kv1_tp2", "LlamaForCausalLM", SAME);
 }
@@ -193,7 +193,7 @@ fn names_and_shapes_are_those_of_vllm_qwen() {
     as_dumped(&converted(&qwen3, bf16(2)), "qwen3_tp2", "Qwen3ForCausalLM", SAME);
     let moe = Gqa { arch: QWEN3MOE.arch, head_norms: true, experts: 4, inter: 512, ..dims }.build(&|_| BF16);
     as_dumped(&converted(&moe, bf16(2)), "qwen3moe_tp2", "Qwen3MoeForCausalLM", SAME);
-    let ep = Options { ep: true, ..bf16(2) };
+    let ep = Policy { ep: true, ..bf16(2) };
     as_dumped(&converted(&moe, ep), "qwen3moe_tp2ep", "Qwen3MoeForCausalLM", SAME);
 }
 
@@ -205,7 +205,7 @@ fn names_and_shapes_are_those_of_vllm_deepseek_v3_and_its_draft() {
     let model = dims.build(&|_| BF16);
     as_dumped(&converted(&model, bf16(2)), "dsv3_tp2", "DeepseekV3ForCausalLM", SAME);
     as_dumped(
-        &converted(&model, Options { ep: true, ..bf16(2) }),
+        &converted(&model, Policy { ep: true, ..bf16(2) }),
         "dsv3_tp2ep",
         "DeepseekV3ForCausalLM",
         SAME,
@@ -222,7 +222,7 @@ fn names_and_shapes_are_those_of_vllm_glm_5_and_its_draft() {
     let c = converted(&model, bf16(2));
     as_dumped(&c, "glm_nvidia_tp2", "DeepseekV32ForCausalLM", SAME);
     as_dumped(&c, "glm_nvidia_mtp_tp2", "DeepseekV32MTP", DRAFT);
-    let dropped = converted(&model, Options { indexer: Keep::Drop, ..bf16(2) });
+    let dropped = converted(&model, Policy { indexer: Keep::Drop, ..bf16(2) });
     as_dumped(&dropped, "glm_noidx_tp2", "GlmMoeDsaForCausalLM", SAME);
 }
 
@@ -232,7 +232,7 @@ fn packed_names_are_those_of_the_gguf_plugin() {
         n if n.contains("ffn_gate_inp") || n.contains("indexer.proj") => F32,
         _ => Q8_0,
     });
-    let c = converted(&model, Options { tp: 2, ..Options::default() });
+    let c = converted(&model, Policy { tp: 2, ..Policy::default() });
     for ((_, file), expected) in dumps("glm_nvidia_gguf_tp2") {
         // The plugin keeps kv_b_proj packed; it is made of a transpose, so that it has to be decoded.
         // It lists the names of one storage each, which the file has once.
@@ -255,7 +255,7 @@ fn pipeline_stages_hold_the_model_once() {
     let model = GLM.build(&q4_k);
     for tp in [1, 2] {
         let whole = converted(&model, bf16(tp));
-        let cut = converted(&model, Options { pp: 2, ..bf16(tp) });
+        let cut = converted(&model, Policy { pp: 2, ..bf16(tp) });
         assert_eq!(cut.manifest.policy.stages, [0, 2, 3]);
         for t in 0..tp {
             let mut joined = cut.file(&format!("model-pp-0-tp-{t}-part-0.safetensors"));
@@ -278,11 +278,11 @@ fn pipeline_stages_hold_the_model_once() {
 #[test]
 fn the_draft_is_cut_as_a_layer_of_the_trunk() {
     for ep in [false, true] {
-        let draft = converted(&GLM.build(&q4_k), Options { tp: 2, ep, ..Options::default() });
+        let draft = converted(&GLM.build(&q4_k), Policy { tp: 2, ep, ..Policy::default() });
         // The same tensors with the MTP block counted as a layer, without what only a draft has.
         let mut flat = Mla { layers: 4, mtp: 0, ..GLM }.build(&q4_k);
         flat = flat.set("glm-dsa.nextn_predict_layers", 0u32);
-        let trunk = converted(&flat, Options { tp: 2, ep, ..Options::default() });
+        let trunk = converted(&flat, Policy { tp: 2, ep, ..Policy::default() });
         for rank in 0..2 {
             let (trunk, draft) =
                 (trunk.rank(rank), draft.file(&format!("mtp-rank-{rank}-part-0.safetensors")));
@@ -314,7 +314,7 @@ fn the_manifest_says_what_every_tensor_is() {
         n if n.contains("attn_v.") => Q8_0,
         _ => q4_k(name),
     };
-    let c = converted(&LLAMA.build(&types), Options { tp: 2, ..Options::default() });
+    let c = converted(&LLAMA.build(&types), Policy { tp: 2, ..Policy::default() });
     let qkv = c.entry("model.layers.1.self_attn.qkv_proj.qweight");
     // Q6_K is 210 bytes for 256 elements, Q8_0 34 for 32: 272 for a row of 256.
     assert_eq!((qkv.shape.as_slice(), qkv.logical.as_deref()), (&[384, 272][..], Some(&[384, 256][..])));
@@ -332,11 +332,11 @@ fn the_manifest_says_what_every_tensor_is() {
     // 300 rows, padded to 320.
     assert_eq!(shards, [(0, 0, Some([0, 160])), (1, 0, Some([160, 300]))]);
     assert_eq!((c.manifest.model.vocab, c.manifest.model.vocab_padded), (300, 320));
-    let c = converted(&QWEN3MOE.build(&q4_k), Options { tp: 2, ep: true, ..Options::default() });
+    let c = converted(&QWEN3MOE.build(&q4_k), Policy { tp: 2, ep: true, ..Policy::default() });
     let experts: Vec<_> = c.manifest.shards.iter().map(|s| s.experts.clone()).collect();
     assert_eq!(experts, [[0, 1], [2, 3]]);
     // Decoded by policy: the manifest says why.
-    let options = Options { tp: 4, misaligned: Fit::Dequantise, ..Options::default() };
+    let options = Policy { tp: 4, misaligned: Fit::Dequantise, ..Policy::default() };
     let c = converted(&LLAMA.build(&q4_k), options);
     let down = c.entry("model.layers.0.mlp.down_proj.weight");
     assert!(down.decoded.as_deref().unwrap().contains("inside a block"), "{down:?}");
@@ -350,7 +350,7 @@ fn experts_stay_packed_together_or_not_at_all() {
     let dir = tempfile::tempdir().unwrap();
     for (misaligned, tp, suffix) in [(Fit::Dequantise, 2, "weight"), (Fit::Refuse, 1, "qweight")] {
         let out = dir.path().join(tp.to_string());
-        support::convert(&source, Options { tp, misaligned, ..Options::default() }, &out).unwrap();
+        support::convert(&source, Policy { tp, misaligned, ..Policy::default() }, &out).unwrap();
         let manifest = preshard::manifest::Manifest::read(&out).unwrap();
         let names: Vec<_> =
             manifest.shards.iter().flat_map(|s| &s.tensors).map(|t| t.name.as_str()).collect();

@@ -4,21 +4,21 @@
 mod common;
 mod support;
 
-use preshard::plan::{Options, Weights};
+use preshard::policy::{Policy, Weights};
 use std::path::{Path, PathBuf};
 use support::models::{GLM, q4_k};
 use support::{How, preshard, snapshot, stderr};
 
 /// Two pipeline stages of two ranks, and drafts.
-fn options() -> Options {
-    Options { tp: 2, pp: 2, ..Options::default() }
+fn options() -> Policy {
+    Policy { tp: 2, pp: 2, ..Policy::default() }
 }
 
 fn model(dir: &Path) -> PathBuf {
     GLM.build(&q4_k).write(dir.join("model.gguf"))
 }
 
-fn host(source: &Path, options: Options, ranks: &[u64], dir: PathBuf) -> PathBuf {
+fn host(source: &Path, options: Policy, ranks: &[u64], dir: PathBuf) -> PathBuf {
     let how = How { ranks: Some(ranks.to_vec()), ..How::default() };
     support::convert_how(&[source.to_owned()], options, &dir, how).unwrap();
     dir
@@ -91,7 +91,7 @@ fn a_copy_to_another_file_system_is_checked_leaf_by_leaf() {
     let Ok(memory) = tempfile::tempdir_in("/dev/shm") else { return };
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let source = model(dir.path());
-    let options = Options { tp: 2, weights: Weights::Bf16, ..Options::default() };
+    let options = Policy { tp: 2, weights: Weights::Bf16, ..Policy::default() };
     let whole = dir.path().join("whole");
     support::convert(&source, options.clone(), &whole).unwrap();
     let a = host(&source, options.clone(), &[0], dir.path().join("a"));
@@ -122,7 +122,7 @@ fn what_does_not_belong_together_is_refused() {
     };
     refused(&[&a, &b], &["1 of 4 ranks", "--ranks 2"]);
     refused(&[&b], &["3 of 4 ranks", "--ranks 0,1,2"]);
-    let other = Options { weights: Weights::Bf16, ..options() };
+    let other = Policy { weights: Weights::Bf16, ..options() };
     let c = host(&source, other, &[2, 3], dir.path().join("c"));
     refused(&[&a, &c], &["preshard.json", "not of the same plan", "options", "convert all ranks"]);
     refused(&[&a, &dir.path().join("nowhere")], &["nowhere"]);

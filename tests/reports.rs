@@ -20,16 +20,16 @@ mod shards;
 #[path = "reports/types.rs"]
 mod types;
 
-use preshard::plan::{Options, Weights};
+use preshard::policy::{Policy, Weights};
 use preshard::quant::{Float, by_id};
 use support::models::blocks;
 
-fn tp(tp: u64) -> Options {
-    Options { tp, ..Options::default() }
+fn tp(tp: u64) -> Policy {
+    Policy { tp, ..Policy::default() }
 }
 
-fn bf16(tp: u64) -> Options {
-    Options { tp, weights: Weights::Bf16, ..Options::default() }
+fn bf16(tp: u64) -> Policy {
+    Policy { tp, weights: Weights::Bf16, ..Policy::default() }
 }
 
 /// The elements of these blocks as bf16, decoded at once and by no plan.

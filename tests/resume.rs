@@ -8,7 +8,8 @@ use common::*;
 use preshard::convert::{self, Outcome, Progress};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Options, Plan, Weights};
+use preshard::plan::Plan;
+use preshard::policy::{Policy, Weights};
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -24,14 +25,14 @@ fn model(dir: &Path) -> PathBuf {
     dims.build(&|_| Q4_0).write(dir.join("model.gguf"))
 }
 
-fn options() -> Options {
-    Options { tp: 2, weights: Weights::Bf16, ..Options::default() }
+fn options() -> Policy {
+    Policy { tp: 2, weights: Weights::Bf16, ..Policy::default() }
 }
 
 const ARGS: [&str; 6] = ["--tp", "2", "--weights", "bf16", "--threads", "2"];
 
 /// Converts, and stops after `leaves` leaves when there are so many left.
-fn run(source: &Path, out: &Path, options: Options, leaves: u64) -> Result<Outcome, String> {
+fn run(source: &Path, out: &Path, options: Policy, leaves: u64) -> Result<Outcome, String> {
     let gguf = Gguf::open(&[source.to_owned()]).unwrap();
     let plan = Plan::new(&gguf, &Tables::default(), options).unwrap();
     let stop = AtomicBool::new(leaves == 0);
@@ -236,7 +237,7 @@ fn an_unfinished_conversion_is_taken_up_by_its_own_plan_alone() {
     let out = dir.path().join("out");
     run(&source, &out, options(), 2).map(drop).unwrap_err();
     let before = snapshot(&out);
-    let other = Options { tp: 4, ..options() };
+    let other = Policy { tp: 4, ..options() };
     let message = run(&source, &out, other.clone(), u64::MAX).map(drop).unwrap_err();
     assert!(message.contains("unfinished conversion with other options"), "{message}");
     assert!(snapshot(&out) == before, "a refusal changes nothing");

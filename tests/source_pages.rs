@@ -5,7 +5,7 @@ mod common;
 mod support;
 
 use common::F32;
-use preshard::plan::{Options, Weights};
+use preshard::policy::{Policy, Weights};
 use std::fs::File;
 use std::path::Path;
 use support::models::{Gqa, LLAMA};
@@ -37,7 +37,7 @@ fn a_source_is_let_go_of_behind_the_run_unless_it_was_cached_before() {
         eprintln!("skipped: this file system does not evict pages when asked");
         return;
     }
-    let options = Options { weights: Weights::Bf16, ..Options::default() };
+    let options = Policy { weights: Weights::Bf16, ..Policy::default() };
     support::convert(&source, options.clone(), &dir.path().join("cold")).unwrap();
     let left = cached(&source);
     // The header was read before the run began, with what the kernel read ahead of it.

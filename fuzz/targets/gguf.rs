@@ -5,7 +5,8 @@
 use libfuzzer_sys::fuzz_target;
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Fit, Options, Plan, Weights};
+use preshard::plan::Plan;
+use preshard::policy::{Fit, Policy, Weights};
 use preshard_fuzz::{check_message, scratch};
 
 /// Between the files of a split set.
@@ -66,7 +67,7 @@ fn look(paths: &[std::path::PathBuf]) {
     assert!(extents.windows(2).all(|w| w[0].0 != w[1].0 || w[0].2 <= w[1].1), "extents overlap");
     for (tp, weights) in [(1, Weights::Keep), (2, Weights::Keep), (3, Weights::Bf16)] {
         let fit = Fit::Dequantise;
-        let options = Options { tp, weights, misaligned: fit, mixed: fit, ..Options::default() };
+        let options = Policy { tp, weights, misaligned: fit, mixed: fit, ..Policy::default() };
         if let Err(error) = Plan::new(&gguf, &Tables::default(), options) {
             check_message(&error);
         }

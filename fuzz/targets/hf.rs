@@ -53,9 +53,6 @@ fn run(u: &mut Unstructured) -> Result<()> {
             }
         }
     }
-    if let Err(error) = hf::model(&gguf, &request) {
-        check_message(&error);
-    }
     Ok(())
 }
 

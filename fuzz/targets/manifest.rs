@@ -3,10 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use preshard::eval::Decoder;
+use preshard::conversion::Source;
 use preshard::load::Directory;
 use preshard::manifest::{FILE_NAME, Manifest};
-use preshard::mapping::Tables;
 use preshard::verify::{self, Settings};
 use preshard_fuzz::{check_message, model, scratch};
 use std::path::Path;
@@ -44,7 +43,8 @@ fuzz_target!(|data: &[u8]| {
     if let Err(error) = verify::hashes(&dir, &settings) {
         check_message(&error);
     }
-    if let Err(error) = verify::source(&dir, &[source], &Tables::default(), |r| r, &Decoder::CPU, &settings) {
+    let source = Source { gguf: vec![source], ..Source::default() };
+    if let Err(error) = source.verify(&dir, &settings) {
         check_message(&error);
     }
     if let Err(error) = Directory::open(&dir).and_then(|d| d.all().map(drop)) {

@@ -4,7 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Fit, Options, Plan};
+use preshard::plan::Plan;
+use preshard::policy::{Fit, Policy};
 use preshard_fuzz::{check_message, model, scratch};
 
 fuzz_target!(|data: &[u8]| {
@@ -25,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
     let dir = scratch().join("mappings");
     let gguf = Gguf::open(&[source]).expect("the model is sound");
     let fit = Fit::Dequantise;
-    let options = Options { tp: 2, misaligned: fit, mixed: fit, ..Options::default() };
+    let options = Policy { tp: 2, misaligned: fit, mixed: fit, ..Policy::default() };
     if let Err(error) = Plan::new(&gguf, &Tables { dir: Some(&dir) }, options) {
         check_message(&error);
     }

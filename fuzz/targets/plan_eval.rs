@@ -8,8 +8,9 @@ use preshard::cut;
 use preshard::eval::{Decoder, Evaluator};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
+use preshard::plan::Plan;
 use preshard::plan::shard::{ShardPlan, TensorPlan};
-use preshard::plan::{Fit, Options, Plan, Weights};
+use preshard::policy::{Fit, Policy, Weights};
 use preshard::quant::Float;
 use preshard_fuzz::model::{self, Model};
 use preshard_fuzz::{check_message, scratch};
@@ -27,16 +28,16 @@ fn run(u: &mut Unstructured) -> Result<()> {
     let gguf = Gguf::open(&[path]).expect("the model is sound");
     let fit = |u: &mut Unstructured| Ok(if u.ratio(1, 8)? { Fit::Refuse } else { Fit::Dequantise });
     let hf = u.ratio(1, 6)?;
-    let options = Options {
+    let options = Policy {
         tp: if hf { 1 } else { u.int_in_range(1..=8)? },
         pp: if hf { 1 } else { u.int_in_range(1..=model.layers + 1)? },
         ep: !hf && u.ratio(1, 3)?,
-        weights: *u.choose(&Weights::ALL)?,
+        weights: *u.choose(&[Weights::Keep, Weights::Bf16, Weights::F16, Weights::F32])?,
         misaligned: fit(u)?,
         mixed: fit(u)?,
         layout: if hf { "hf" } else { "vllm" }.into(),
         max_file_size: if hf { u.int_in_range(1..=1 << 20)? } else { 1 << 40 },
-        ..Options::default()
+        ..Policy::default()
     };
     let plan = match Plan::new(&gguf, &Tables::default(), options) {
         Ok(plan) => plan,
@@ -176,7 +177,7 @@ impl Check<'_> {
     /// What a rank holds of a tensor, as vLLM's layers cut it: rows and columns.
     fn slice(&self, shard: &ShardPlan, name: &str, stacked: bool) -> (Range<u64>, Range<u64>) {
         let hf = &self.model.tensors[name];
-        let (tp, rank, options) = (self.plan.options.tp, shard.tp, &self.plan.options);
+        let (tp, rank, options) = (self.plan.policy.tp, shard.tp, &self.plan.policy);
         let whole = (0..hf.rows, 0..hf.cols);
         let share = |n: u64| {
             assert_eq!(n % tp, 0, "{name}: {n} over {tp}");
@@ -212,7 +213,7 @@ impl Check<'_> {
             assert_eq!(seen, hf.rows * hf.cols, "{name}: elements that no rank holds");
         }
         // The planner's own arithmetic, once more from outside.
-        let stages = &self.plan.stages;
-        assert_eq!(*stages, cut::stages(self.model.layers, self.plan.options.pp));
+        let stages = &self.plan.policy.stages;
+        assert_eq!(*stages, cut::stages(self.model.layers, self.plan.policy.pp));
     }
 }

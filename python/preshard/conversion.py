@@ -16,7 +16,7 @@ __all__ = ["Converted", "Fate", "Plan", "PlannedFile", "Verified", "convert", "p
 
 Path = str | os.PathLike[str]
 Keep = Literal["keep", "drop"]
-Fit = Literal["refuse", "dequantise"]
+Fit = Literal["refuse", "dequantise", "dequantize"]
 Weights = Literal["keep", "bf16", "f16", "f32"]
 Progress = Callable[[int, int], object]
 
@@ -98,7 +98,7 @@ def plan(
     pp: int = 1,
     pp_layers: Sequence[int] | None = None,
     ep: bool = False,
-    weights: Weights | None = None,
+    weights: Weights = "keep",
     indexer: Keep = "keep",
     mtp: Keep = "keep",
     misaligned: Fit = "refuse",
@@ -134,7 +134,7 @@ def convert(
     pp: int = 1,
     pp_layers: Sequence[int] | None = None,
     ep: bool = False,
-    weights: Weights | None = None,
+    weights: Weights = "keep",
     indexer: Keep = "keep",
     mtp: Keep = "keep",
     misaligned: Fit = "refuse",
@@ -161,7 +161,8 @@ def convert(
     :param tp: tensor-parallel ranks. ``pp``: pipeline stages, of ``pp_layers`` layers each.
     :param ep: place whole experts on the ranks instead of cutting each.
     :param weights: ``"keep"`` leaves packed weights packed where the engine computes with them; the
-        others decode everything. ``None``: ``"keep"``, or ``"bf16"`` with ``layout="hf"``.
+        others decode everything. An ordinary checkpoint (``layout="hf"``) holds no packed weights and
+        takes ``"keep"`` for ``"bf16"``.
     :param indexer: the DSA indexer of GLM-5. ``mtp``: the multi-token-prediction block.
     :param misaligned: packed tensors whose cut falls inside a block.
     :param mixed: joined tensors of which some are packed and some are not.

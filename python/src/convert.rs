@@ -1,14 +1,10 @@
 //! `plan`, `convert` and `verify`: the command line's options as keyword arguments.
 
 use crate::wait;
-use preshard::convert as run;
-use preshard::device::{self, Chosen};
+use preshard::conversion::{How, Planned, Source};
+use preshard::device;
 use preshard::error::Error;
-use preshard::eval::Decoder;
-use preshard::gguf::Gguf;
-use preshard::hf;
-use preshard::mapping::Tables;
-use preshard::plan::{Fit, Keep, Options, Plan, Weights};
+use preshard::policy::{self, Policy};
 use pyo3::prelude::*;
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -22,7 +18,7 @@ pub struct Choices {
     pp: u64,
     pp_layers: Option<Vec<u64>>,
     ep: bool,
-    weights: Option<String>,
+    weights: String,
     indexer: String,
     mtp: String,
     misaligned: String,
@@ -34,72 +30,40 @@ pub struct Choices {
     allow_unknown_keys: bool,
 }
 
-/// The value of `all` that is called `text`.
-fn one_of<T: Copy>(
-    option: &str,
-    text: &str,
-    all: &[T],
-    name: impl Fn(T) -> &'static str,
-) -> preshard::Result<T> {
-    all.iter().copied().find(|v| name(*v) == text).ok_or_else(|| {
-        let names: Vec<_> = all.iter().map(|v| name(*v)).collect();
-        Error::request(option, format!("{:?}, expected {}", preshard::error::shown(text), names.join(" or ")))
-    })
+/// The value of an option that is spelled `text`.
+fn word<T: serde::de::DeserializeOwned>(option: &str, text: &str) -> preshard::Result<T> {
+    policy::word(text).map_err(|e| Error::request(option, e))
 }
 
 impl Choices {
-    fn options(&self) -> preshard::Result<Options> {
-        const KEEP: [Keep; 2] = [Keep::Keep, Keep::Drop];
-        const FIT: [Fit; 2] = [Fit::Refuse, Fit::Dequantise];
-        Ok(Options {
+    fn plan(&self) -> preshard::Result<Planned> {
+        let policy = Policy {
             tp: self.tp,
             pp: self.pp,
-            stages: self.pp_layers.clone(),
             ep: self.ep,
-            weights: match &self.weights {
-                Some(text) => one_of("weights", text, &Weights::ALL, Weights::name)?,
-                None => Weights::Keep,
-            },
-            indexer: one_of("indexer", &self.indexer, &KEEP, Keep::name)?,
-            mtp: one_of("mtp", &self.mtp, &KEEP, Keep::name)?,
-            misaligned: one_of("misaligned", &self.misaligned, &FIT, Fit::name)?,
-            mixed: one_of("mixed", &self.mixed, &FIT, Fit::name)?,
+            stages: self.pp_layers.as_deref().map(policy::bounds).unwrap_or_default(),
             layout: self.layout.clone(),
             max_file_size: self.max_file_size,
-        })
-    }
-
-    fn request(&self, plan: &Plan) -> hf::Request {
-        hf::Request {
+            weights: word("weights", &self.weights)?,
+            indexer: word("indexer", &self.indexer)?,
+            mtp: word("mtp", &self.mtp)?,
+            misaligned: word("misaligned", &self.misaligned)?,
+            mixed: word("mixed", &self.mixed)?,
+        };
+        let source = Source {
+            gguf: self.source.clone(),
+            hf_config: self.hf_config.clone(),
+            mappings: self.mappings.clone(),
             allow_unknown_keys: self.allow_unknown_keys,
-            ..plan.directory(self.hf_config.clone(), self.mappings.clone())
-        }
+        };
+        source.plan(policy)
     }
-
-    fn plan(&self) -> preshard::Result<(Gguf, Plan)> {
-        let options = self.options()?;
-        let gguf = Gguf::open(&self.source)?;
-        let plan = Plan::new(&gguf, &Tables { dir: self.mappings.as_deref() }, options)?;
-        Ok((gguf, plan))
-    }
-}
-
-fn notes(gguf: &Gguf, plan: &Plan) -> Vec<String> {
-    gguf.notes().iter().chain(&plan.model.notes).map(ToString::to_string).collect()
 }
 
 /// Plans a conversion; gives the plan as JSON.
 #[pyfunction]
 pub fn plan(py: Python<'_>, choices: Choices) -> PyResult<String> {
-    wait::run(py, None, |_| {
-        let (gguf, plan) = choices.plan()?;
-        let request = choices.request(&plan);
-        let mut notes = notes(&gguf, &plan);
-        notes.extend(hf::checked_files(&gguf, &request)?.notes);
-        let mut json = plan.to_json(&gguf, None);
-        json["notes"] = notes.into();
-        Ok(json.to_string())
-    })
+    wait::run(py, None, |_| Ok(choices.plan()?.to_json(None).to_string()))
 }
 
 /// How to run a conversion; none of it changes the bytes.
@@ -125,30 +89,21 @@ pub fn convert(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(u64, u64, Vec<String>)> {
     wait::run(py, progress.as_ref(), |watch| {
-        let (gguf, plan) = choices.plan()?;
-        let request = choices.request(&plan);
-        let class = hf::model(&gguf, &request)?.class;
-        let directory = hf::checked_files(&gguf, &request)?;
-        let device = device::parse(&running.device).map_err(|e| Error::request("device", e))?;
-        let notes = RefCell::new(notes(&gguf, &plan));
-        notes.borrow_mut().extend(directory.notes);
-        let note = |text: &str| notes.borrow_mut().push(text.to_owned());
-        let chosen = Chosen::new(device, running.device_memory, &plan, &gguf, &note)?;
-        let outcome = chosen.run(|decoder| {
-            let settings = run::Settings {
-                ranks: running.ranks,
-                threads: running.threads,
-                memory: running.memory,
-                force: running.force,
-                allow_nonfinite: running.allow_nonfinite,
-                decoder,
-                files: directory.files,
-                class,
-                progress: &|p| watch.report(p),
-                stop: &watch.stop,
-            };
-            run::run(&plan, &gguf, &out, &settings)
-        })?;
+        let made = choices.plan()?;
+        let notes = RefCell::new(made.notes.clone());
+        let how = How {
+            ranks: running.ranks,
+            threads: running.threads,
+            memory: running.memory,
+            device: device::parse(&running.device).map_err(|e| Error::request("device", e))?,
+            device_memory: running.device_memory,
+            force: running.force,
+            allow_nonfinite: running.allow_nonfinite,
+            note: &|text| notes.borrow_mut().push(text.to_owned()),
+            progress: &|p| watch.report(p),
+            stop: &watch.stop,
+        };
+        let outcome = made.convert(&out, &how)?;
         Ok((outcome.written, outcome.resumed, notes.into_inner()))
     })
 }
@@ -170,14 +125,8 @@ pub fn verify(
         let outcome = match source.is_empty() {
             true => preshard::verify::hashes(&dir, &settings),
             false => {
-                let tables = Tables { dir: mappings.as_deref() };
-                let directory = |request| hf::Request {
-                    hf_config: hf_config.clone(),
-                    mappings: mappings.clone(),
-                    allow_unknown_keys: true,
-                    ..request
-                };
-                preshard::verify::source(&dir, &source, &tables, directory, &Decoder::CPU, &settings)
+                let source = Source { gguf: source, hf_config, mappings, ..Source::default() };
+                source.verify(&dir, &settings)
             }
         }?;
         Ok((outcome.files, outcome.bytes))

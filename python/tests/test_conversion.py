@@ -65,8 +65,8 @@ def test_verify(own_llama: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"weights": "int3"}, "expected keep or bf16 or f16 or f32"),
-        ({"layout": "sglang"}, "expected vllm or hf"),
+        ({"weights": "int3"}, "weights: unknown variant .int3., expected one of .keep., .bf16."),
+        ({"layout": "tensorrt"}, "llama names hf, vllm"),
         ({"tp": 2, "layout": "hf"}, "leave out --tp"),
         ({"device": "tpu"}, "expected auto, cpu, cuda or cuda:N"),
         ({"pp": 99}, "99 stages for 2 layers"),

@@ -2,10 +2,9 @@
 
 use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
 use super::{Talk, print, print_json, progress, serve, signals, text};
-use crate::convert::{self, Settings};
-use crate::device::{self, Chosen};
+use crate::conversion::How;
+use crate::device;
 use crate::error::Result;
-use crate::hf;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -45,34 +44,25 @@ pub struct Args {
 }
 
 pub fn run(args: Args, talk: Talk) -> Result<()> {
-    let (gguf, plan) = args.plan.plan()?;
-    for note in gguf.notes().iter().chain(&plan.model.notes) {
-        talk.note(note);
-    }
-    let request = args.plan.request(&plan);
-    let class = hf::model(&gguf, &request)?.class;
-    let directory = hf::checked_files(&gguf, &request)?;
-    for note in &directory.notes {
-        talk.note(note);
-    }
-    let chosen = Chosen::new(args.device, args.device_memory, &plan, &gguf, &|text| talk.note(text))?;
+    let made = args.plan.plan()?;
+    made.notes.iter().for_each(|note| talk.note(note));
     let bar = progress::bar(talk.quiet);
     let started = Instant::now();
-    let outcome = chosen.run(|decoder| {
-        let settings = Settings {
+    let outcome = made.convert(
+        &args.out,
+        &How {
             ranks: args.ranks.map(|r| r.0),
             threads: args.threads,
             memory: args.memory,
+            device: args.device,
+            device_memory: args.device_memory,
             force: args.force,
             allow_nonfinite: args.allow_nonfinite,
-            decoder,
-            files: directory.files,
-            class,
+            note: &|text| talk.note(text),
             progress: &|p| progress::report(&bar, p),
             stop: signals::stop(),
-        };
-        convert::run(&plan, &gguf, &args.out, &settings)
-    });
+        },
+    );
     bar.finish_and_clear();
     let outcome = outcome?;
     let seconds = started.elapsed().as_secs_f64();
@@ -90,7 +80,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
             "resumed": outcome.resumed,
             "seconds": seconds,
             "nonfinite": nonfinite,
-            "serve": serve::commands(&args.out, &outcome.manifest, plan.engine.serve.as_ref()),
+            "serve": serve::commands(&args.out, &outcome.manifest, made.plan.engine.serve.as_ref()),
         }));
     }
     if talk.quiet {
@@ -108,7 +98,8 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         text::bytes((outcome.written as f64 / seconds.max(1e-9)) as u64),
     );
     out += &format!("check it:  preshard verify {}\n", crate::error::shown_path(&args.out));
-    let mut commands = serve::commands(&args.out, &outcome.manifest, plan.engine.serve.as_ref()).into_iter();
+    let mut commands =
+        serve::commands(&args.out, &outcome.manifest, made.plan.engine.serve.as_ref()).into_iter();
     if let Some(command) = commands.next() {
         out += &format!("serve it:  {command}\n");
     }

@@ -58,8 +58,8 @@ fn json_of(gguf: &Gguf, plan: &Plan, memory: Option<u64>) -> Value {
     let (tensors, unlisted) = seen.tensors();
     json!({
         "title": format!("{} as {}", shown(&plan.architecture), shown(&plan.layout)),
-        "tp": plan.options.tp,
-        "pp": plan.options.pp,
+        "tp": plan.policy.tp,
+        "pp": plan.policy.pp,
         "layers": plan.model.symbols.trunk,
         "experts": plan.model.symbols.experts,
         "memory": memory,
@@ -112,7 +112,7 @@ impl<'a> Seen<'a> {
     fn of(gguf: &Gguf, plan: &'a Plan, stride: u64) -> Seen<'a> {
         let columns = 1 + plan.model.symbols.blocks.div_ceil(stride) as usize;
         let mut by_rank: HashMap<(&str, bool, u64, u64), &TensorPlan> = HashMap::new();
-        for shard in plan.shards.iter().filter(|_| plan.options.tp > 1) {
+        for shard in plan.shards.iter().filter(|_| plan.policy.tp > 1) {
             for t in &shard.tensors {
                 by_rank.insert((&t.name, shard.part == Part::Mtp, shard.pp, shard.tp), t);
             }
@@ -156,7 +156,7 @@ impl<'a> Seen<'a> {
         let join = self.cells.len() > MAX_ROWS;
         let mut groups: Vec<(u64, u64, &Vec<Kinds>)> = Vec::new();
         for ((pp, tp), cells) in &self.cells {
-            let rank = pp * plan.options.tp + tp;
+            let rank = pp * plan.policy.tp + tp;
             match groups.last_mut() {
                 Some((_, last, same)) if join && *same == cells => *last = rank,
                 _ => groups.push((rank, rank, cells)),

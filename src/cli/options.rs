@@ -1,11 +1,8 @@
 //! The options that `plan` and `convert` share.
 
+use crate::conversion::{Planned, Source};
 use crate::error::Result;
-use crate::gguf::Gguf;
-use crate::hf;
-use crate::mapping::Tables;
-use crate::plan::{Fit, Keep, Options, Plan, Weights};
-use clap::ValueEnum;
+use crate::policy::{Fit, Keep, Policy, Weights, bounds};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -26,20 +23,20 @@ pub struct PlanArgs {
     #[arg(long)]
     pub ep: bool,
     /// keep: packed weights stay packed where the engine computes with them; else decode everything.
-    #[arg(long, value_enum, value_name = "HOW")]
-    pub weights: Option<WeightsArg>,
+    #[arg(long, value_enum, value_name = "HOW", default_value = "keep", hide_possible_values = true)]
+    pub weights: Weights,
     /// The DSA indexer of GLM-5: keep it, or drop it and serve dense attention.
     #[arg(long, value_enum, value_name = "HOW", default_value = "keep")]
-    pub indexer: KeepArg,
+    pub indexer: Keep,
     /// The multi-token-prediction block.
     #[arg(long, value_enum, value_name = "HOW", default_value = "keep")]
-    pub mtp: KeepArg,
+    pub mtp: Keep,
     /// Packed tensors whose cut falls inside a block.
     #[arg(long, value_enum, value_name = "HOW", default_value = "refuse")]
-    pub misaligned: FitArg,
+    pub misaligned: Fit,
     /// Joined tensors of which some are packed and some are not, or experts of several types.
     #[arg(long, value_enum, value_name = "HOW", default_value = "refuse")]
-    pub mixed: FitArg,
+    pub mixed: Fit,
     /// Whose file layout to write: `vllm`, `hf` for an ordinary checkpoint, or another engine that a mapping
     /// table describes.
     #[arg(long, value_name = "ENGINE", default_value = "vllm")]
@@ -60,71 +57,29 @@ pub struct PlanArgs {
     pub mappings: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-pub enum WeightsArg {
-    Keep,
-    Bf16,
-    F16,
-    F32,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum KeepArg {
-    Keep,
-    Drop,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum FitArg {
-    Refuse,
-    #[value(alias = "dequantize")]
-    Dequantise,
-}
-
 impl PlanArgs {
     /// Opens the source and plans.
-    pub fn plan(&self) -> Result<(Gguf, Plan)> {
-        let gguf = Gguf::open(&self.source)?;
-        let tables = Tables { dir: self.mappings.as_deref() };
-        let plan = Plan::new(&gguf, &tables, self.options())?;
-        Ok((gguf, plan))
-    }
-
-    /// What the small files of the directory are made from.
-    pub fn request(&self, plan: &Plan) -> hf::Request {
-        hf::Request {
-            allow_unknown_keys: self.allow_unknown_keys,
-            ..plan.directory(self.hf_config.clone(), self.mappings.clone())
-        }
-    }
-
-    fn options(&self) -> Options {
-        let keep = |k| match k {
-            KeepArg::Keep => Keep::Keep,
-            KeepArg::Drop => Keep::Drop,
-        };
-        let fit = |f| match f {
-            FitArg::Refuse => Fit::Refuse,
-            FitArg::Dequantise => Fit::Dequantise,
-        };
-        Options {
+    pub fn plan(self) -> Result<Planned> {
+        let policy = Policy {
             tp: self.tp,
             pp: self.pp,
-            stages: self.pp_layers.clone(),
             ep: self.ep,
-            weights: match self.weights {
-                Some(WeightsArg::Keep) | None => Weights::Keep,
-                Some(WeightsArg::Bf16) => Weights::Bf16,
-                Some(WeightsArg::F16) => Weights::F16,
-                Some(WeightsArg::F32) => Weights::F32,
-            },
-            indexer: keep(self.indexer),
-            mtp: keep(self.mtp),
-            misaligned: fit(self.misaligned),
-            mixed: fit(self.mixed),
-            layout: self.layout.clone(),
+            stages: self.pp_layers.as_deref().map(bounds).unwrap_or_default(),
+            layout: self.layout,
             max_file_size: self.max_file_size,
-        }
+            weights: self.weights,
+            indexer: self.indexer,
+            mtp: self.mtp,
+            misaligned: self.misaligned,
+            mixed: self.mixed,
+        };
+        let source = Source {
+            gguf: self.source,
+            hf_config: self.hf_config,
+            mappings: self.mappings,
+            allow_unknown_keys: self.allow_unknown_keys,
+        };
+        source.plan(policy)
     }
 }
 

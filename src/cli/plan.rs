@@ -4,7 +4,6 @@ use super::options::{PlanArgs, parse_size};
 use super::{Talk, html, print, print_json, text};
 use crate::error::{Result, shown};
 use crate::gguf::Gguf;
-use crate::hf;
 use crate::mapping::Part;
 use crate::plan::{Fate, Plan};
 use std::collections::BTreeMap;
@@ -26,18 +25,12 @@ pub struct Args {
 }
 
 pub fn run(args: Args, talk: Talk) -> Result<()> {
-    let (gguf, plan) = args.plan.plan()?;
-    for note in gguf.notes().iter().chain(&plan.model.notes) {
-        talk.note(note);
-    }
-    let request = args.plan.request(&plan);
-    for note in hf::checked_files(&gguf, &request)?.notes {
-        talk.note(&note);
-    }
-    args.html.iter().try_for_each(|file| html::write(file, &gguf, &plan, args.gpu_memory))?;
+    let made = args.plan.plan()?;
+    made.notes.iter().for_each(|note| talk.note(note));
+    args.html.iter().try_for_each(|file| html::write(file, &made.gguf, &made.plan, args.gpu_memory))?;
     match args.json {
-        true => print_json(&plan.to_json(&gguf, args.gpu_memory)),
-        false => print(&as_text(&gguf, &plan, args.gpu_memory, talk.verbose)),
+        true => print_json(&made.to_json(args.gpu_memory)),
+        false => print(&as_text(&made.gguf, &made.plan, args.gpu_memory, talk.verbose)),
     }
 }
 
@@ -50,7 +43,7 @@ fn verdict(bytes: u64, memory: u64) -> String {
 }
 
 fn as_text(gguf: &Gguf, plan: &Plan, memory: Option<u64>, verbose: bool) -> String {
-    let o = &plan.options;
+    let o = &plan.policy;
     let mut out = format!("{} as {}: {} layers", plan.architecture, plan.layout, plan.model.symbols.trunk);
     if plan.model.symbols.experts > 0 {
         out +=

@@ -1,11 +1,9 @@
 //! `preshard verify`.
 
 use super::{Talk, print, print_json, progress, signals, text};
+use crate::conversion::Source;
 use crate::diff;
 use crate::error::{Error, Result, shown_path};
-use crate::eval::Decoder;
-use crate::hf;
-use crate::mapping::Tables;
 use crate::verify::{self, Settings};
 use serde_json::json;
 use std::path::PathBuf;
@@ -45,15 +43,13 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     let result = match args.source.is_empty() {
         true => verify::hashes(&args.dir, &settings),
         false => {
-            let tables = Tables { dir: args.mappings.as_deref() };
-            // What convert went on with is not asked again.
-            let directory = |request| hf::Request {
-                hf_config: args.hf_config.clone(),
-                mappings: args.mappings.clone(),
-                allow_unknown_keys: true,
-                ..request
+            let source = Source {
+                gguf: args.source.clone(),
+                hf_config: args.hf_config,
+                mappings: args.mappings,
+                ..Source::default()
             };
-            verify::source(&args.dir, &args.source, &tables, directory, &Decoder::CPU, &settings)
+            source.verify(&args.dir, &settings)
         }
     };
     bar.finish_and_clear();

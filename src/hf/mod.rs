@@ -95,6 +95,8 @@ pub struct Model {
 /// The files, and what the user should know about them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Files {
+    /// The model that they describe.
+    pub model: Model,
     /// Name and content, sorted by name.
     pub files: Vec<(String, Vec<u8>)>,
     /// One line each.
@@ -102,17 +104,6 @@ pub struct Files {
 }
 
 /// Which Hugging Face model `gguf` becomes under `request`: the given config.json's, else the rules'.
-///
-/// # Errors
-/// When the architecture has no rules, or a given config.json is unreadable or of another model.
-pub fn model(gguf: &Gguf, request: &Request) -> Result<Model> {
-    let rules = Architecture::of(gguf, &request.tables())?;
-    match &request.hf_config {
-        None => rules.model(gguf, request),
-        Some(dir) => model_of(gguf, &rules, &Given::read(dir)?, request),
-    }
-}
-
 fn model_of(gguf: &Gguf, rules: &Architecture, given: &Given, request: &Request) -> Result<Model> {
     let kept = rules.model(gguf, &Request { indexer: true, ..request.clone() })?;
     given.model(rules, &rules.model(gguf, request)?, &kept)
@@ -124,9 +115,24 @@ fn model_of(gguf: &Gguf, rules: &Architecture, given: &Given, request: &Request)
 /// When metadata that a file needs is missing, the tokenizer is of a kind or pre-tokeniser unknown
 /// here, or a given file contradicts the GGUF. Where a given file makes up for it, it is no error.
 pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
+    Ok(made(gguf, &Architecture::of(gguf, &request.tables())?, request)?.0)
+}
+
+/// As [`files`], with config.json held against the tensors' shapes.
+///
+/// # Errors
+/// Those of [`files`], and a config.json that contradicts the tensors.
+pub fn checked_files(gguf: &Gguf, request: &Request) -> Result<Files> {
+    let rules = Architecture::of(gguf, &request.tables())?;
+    let (made, config) = made(gguf, &rules, request)?;
+    rules.check_shapes(gguf, &config)?;
+    Ok(made)
+}
+
+/// The files by the rules of an architecture, and config.json before it becomes text.
+fn made(gguf: &Gguf, rules: &Architecture, request: &Request) -> Result<(Files, Map<String, Value>)> {
     let mut notes = Vec::new();
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
-    let rules = Architecture::of(gguf, &request.tables())?;
     let given = request.hf_config.as_deref().map(Given::read).transpose()?;
     let has_tokenizer = given.as_ref().is_some_and(Given::has_tokenizer);
 
@@ -157,17 +163,21 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
     let facts = rules.facts(gguf, request, vocab.as_ref());
     rules.check_keys(gguf, &facts, doubt, request.allow_unknown_keys, &mut notes)?;
     let (mut config, problems) = rules.config(gguf, request, vocab.as_ref())?;
-    match &given {
+    let model = match &given {
         Some(given) if given.has_config() => {
-            let model = model_of(gguf, &rules, given, request)?;
-            config = given.config(&rules, &config, &model, request, &mut notes)?;
+            let model = model_of(gguf, rules, given, request)?;
+            config = given.config(rules, &config, &model, request, &mut notes)?;
+            model
         }
-        _ => Error::all(problems)?,
-    }
+        _ => {
+            Error::all(problems)?;
+            rules.model(gguf, request)?
+        }
+    };
     if let Some(quantization) = &request.quantization {
         config.insert("quantization_config".into(), quantization.clone());
     }
-    files.push(("config.json".to_owned(), pretty(config)));
+    files.push(("config.json".to_owned(), pretty(config.clone())));
 
     if let Some(given) = &given {
         if let Some(vocab) = &vocab {
@@ -199,19 +209,7 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
         made_tokenizer(gguf, vocab, &[], &mut files, &mut notes)?;
     }
     files.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(Files { files, notes })
-}
-
-/// As [`files`], with config.json held against the tensors' shapes.
-///
-/// # Errors
-/// Those of [`files`], and a config.json that contradicts the tensors.
-pub fn checked_files(gguf: &Gguf, request: &Request) -> Result<Files> {
-    let made = files(gguf, request)?;
-    let config = made.files.iter().find(|(name, _)| name == "config.json");
-    let config = config.and_then(|(_, text)| serde_json::from_slice(text).ok()).unwrap_or_default();
-    Architecture::of(gguf, &request.tables())?.check_shapes(gguf, &config)?;
-    Ok(made)
+    Ok((Files { model, files, notes }, config))
 }
 
 /// tokenizer.json and tokenizer_config.json from the GGUF.

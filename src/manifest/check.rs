@@ -8,6 +8,7 @@ use super::{FILE_NAME, LEAF, Manifest, Member, SCHEMA, Shard, Tensor};
 use crate::cut::{self, MAX_PARTS};
 use crate::error::shown;
 use crate::hash;
+use crate::policy::{Keep, Weights, spelled};
 use crate::quant::{self, GgmlType};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -82,17 +83,6 @@ fn policy(m: &Manifest) -> Checked {
     for (what, n) in [("tp", p.tp), ("pp", p.pp)] {
         expect((1..=MAX_PARTS).contains(&n), || format!("policy {what} {n}, expected 1 to {MAX_PARTS}"))?;
     }
-    for (what, value, values) in [
-        ("weights", &p.weights, &["keep", "bf16", "f16", "f32"][..]),
-        ("indexer", &p.indexer, &["keep", "drop"]),
-        ("mtp", &p.mtp, &["keep", "drop"]),
-        ("misaligned", &p.misaligned, &["refuse", "dequantise"]),
-        ("mixed", &p.mixed, &["refuse", "dequantise"]),
-    ] {
-        expect(values.contains(&value.as_str()), || {
-            format!("policy {what} {:?}, expected {}", shown(value), values.join(" or "))
-        })?;
-    }
     let ordinary = p.layout == "hf";
     // Engines are tables: any name may come. Those of ordinary checkpoints are called hf or hf-NAME.
     let plain = |name: &str| {
@@ -157,11 +147,11 @@ fn dropped(m: &Manifest) -> Result<HashSet<&str>, String> {
 fn agrees(m: &Manifest, reason: &str) -> Checked {
     let p = &m.policy;
     for (option, value) in [
-        ("--weights ", &p.weights),
-        ("--indexer ", &p.indexer),
-        ("--mtp ", &p.mtp),
-        ("--misaligned ", &p.misaligned),
-        ("--mixed ", &p.mixed),
+        ("--weights ", spelled(p.weights)),
+        ("--indexer ", spelled(p.indexer)),
+        ("--mtp ", spelled(p.mtp)),
+        ("--misaligned ", spelled(p.misaligned)),
+        ("--mixed ", spelled(p.mixed)),
     ] {
         let quoted = reason
             .split(option)
@@ -187,7 +177,7 @@ fn shard(m: &Manifest, place: usize, s: &Shard, dropped: &HashSet<&str>) -> Chec
     let draft = s.part == "mtp";
     expect(!draft || last, || format!("the draft on stage {}, expected the last of {}", s.pp, p.pp))?;
     let ordinary = p.layout == "hf";
-    expect(!draft || !ordinary && p.mtp == "keep", || {
+    expect(!draft || !ordinary && p.mtp == Keep::Keep, || {
         "a draft, which neither an ordinary checkpoint nor --mtp drop has".into()
     })?;
     let (files, number) = (m.shards.len(), place + 1);
@@ -266,12 +256,12 @@ fn hashes(s: &Shard) -> Checked {
 
 /// One tensor of a shard that holds `experts` experts.
 fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&str>) -> Checked {
-    let weights = m.policy.weights.as_str();
+    let weights = m.policy.weights;
     let element: u64 = match (t.dtype.as_str(), weights) {
         ("F32", _) => 4,
-        ("BF16", "keep" | "bf16") | ("F16", "f16") => 2,
-        ("U8", "keep") => 1,
-        _ => return Err(format!("dtype {}, with --weights {weights}", shown(&t.dtype))),
+        ("BF16", Weights::Keep | Weights::Bf16) | ("F16", Weights::F16) => 2,
+        ("U8", Weights::Keep) => 1,
+        _ => return Err(format!("dtype {}, with --weights {}", shown(&t.dtype), spelled(weights))),
     };
     let product = |shape: &[u64]| shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d));
     let bytes = product(&t.shape).and_then(|n| n.checked_mul(element));
@@ -385,7 +375,7 @@ fn range(m: &Manifest, s: &Shard) -> Range<u64> {
     match (s.part.as_str(), m.policy.layout.as_str()) {
         ("mtp", _) => m.model.layers..u64::MAX,
         // An ordinary checkpoint holds the draft as the layers after the trunk.
-        (_, "hf") if m.policy.mtp == "keep" => 0..u64::MAX,
+        (_, "hf") if m.policy.mtp == Keep::Keep => 0..u64::MAX,
         _ => stages[s.pp as usize]..stages[s.pp as usize + 1],
     }
 }

@@ -6,6 +6,7 @@
 mod check;
 
 use crate::error::{Error, Result};
+use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -70,34 +71,6 @@ pub struct Model {
     pub vocab_padded: u64,
     /// Routed experts, 0 for a dense model.
     pub experts: u64,
-}
-
-/// Parallelism and policies.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Policy {
-    /// Tensor-parallel ranks.
-    pub tp: u64,
-    /// Pipeline stages.
-    pub pp: u64,
-    /// Whole experts per rank.
-    pub ep: bool,
-    /// First layer of each stage and the end: `pp + 1` numbers.
-    pub stages: Vec<u64>,
-    /// The engine as `--layout` names it: `vllm`, or `hf` for an ordinary checkpoint.
-    pub layout: String,
-    /// Largest file of an ordinary checkpoint, in bytes.
-    pub max_file_size: u64,
-    /// `keep`, `bf16`, `f16` or `f32`.
-    pub weights: String,
-    /// `keep` or `drop`, for the DSA indexer.
-    pub indexer: String,
-    /// `keep` or `drop`, for the multi-token-prediction block.
-    pub mtp: String,
-    /// `refuse` or `dequantise`, for cuts inside a block.
-    pub misaligned: String,
-    /// `refuse` or `dequantise`, for fused members of unlike kinds.
-    pub mixed: String,
 }
 
 /// One shard file: all tensors of one rank (or of one rank's MTP draft).

@@ -14,155 +14,12 @@ use crate::cut::{self, MAX_PARTS};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::hf;
-use crate::manifest::Policy;
 use crate::mapping::{Engine, Part, Tables};
+use crate::policy::{Keep, Policy, Weights};
 use params::{Form, Param};
 use shard::ShardPlan;
 use std::path::PathBuf;
 use tensors::{Drop, Model};
-
-/// What to do with tensors that a policy decides about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Keep {
-    Keep,
-    Drop,
-}
-
-/// What to do with tensors that cannot stay packed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Fit {
-    Refuse,
-    Dequantise,
-}
-
-/// How weights are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weights {
-    /// Packed where the engine computes with packed weights, bf16 elsewhere.
-    Keep,
-    /// All decoded to bf16.
-    Bf16,
-    /// All decoded to f16.
-    F16,
-    /// All decoded to f32.
-    F32,
-}
-
-impl Weights {
-    /// All of them.
-    pub const ALL: [Weights; 4] = [Weights::Keep, Weights::Bf16, Weights::F16, Weights::F32];
-    /// As the command line spells it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Weights::Keep => "keep",
-            Weights::Bf16 => "bf16",
-            Weights::F16 => "f16",
-            Weights::F32 => "f32",
-        }
-    }
-}
-
-impl Keep {
-    /// As the command line spells it.
-    pub fn name(self) -> &'static str {
-        if self == Keep::Keep { "keep" } else { "drop" }
-    }
-}
-
-impl Fit {
-    /// As the command line spells it.
-    pub fn name(self) -> &'static str {
-        if self == Fit::Refuse { "refuse" } else { "dequantise" }
-    }
-}
-
-/// Everything that decides the output besides the source and the mapping tables.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Tensor-parallel ranks.
-    pub tp: u64,
-    /// Pipeline stages.
-    pub pp: u64,
-    /// Layers of each stage, when not the engine's default.
-    pub stages: Option<Vec<u64>>,
-    /// Whole experts per rank.
-    pub ep: bool,
-    /// How weights are stored.
-    pub weights: Weights,
-    /// The DSA indexer.
-    pub indexer: Keep,
-    /// The multi-token-prediction block.
-    pub mtp: Keep,
-    /// Cuts inside a block.
-    pub misaligned: Fit,
-    /// Joined members of unlike types.
-    pub mixed: Fit,
-    /// Whose layout: an engine of the architecture's `[engines]`, or the name of an engine table.
-    pub layout: String,
-    /// Largest file of a Hugging Face checkpoint, in bytes.
-    pub max_file_size: u64,
-}
-
-impl Options {
-    /// The options a manifest was made with; `None` when it says something this version does not know.
-    pub fn of(policy: &Policy) -> Option<Options> {
-        let keep = |t: &str| [Keep::Keep, Keep::Drop].into_iter().find(|k| k.name() == t);
-        let fit = |t: &str| [Fit::Refuse, Fit::Dequantise].into_iter().find(|f| f.name() == t);
-        Some(Options {
-            tp: policy.tp,
-            pp: policy.pp,
-            stages: Some(policy.stages.windows(2).map(|s| s[1].saturating_sub(s[0])).collect()),
-            ep: policy.ep,
-            weights: Weights::ALL.into_iter().find(|w| w.name() == policy.weights)?,
-            indexer: keep(&policy.indexer)?,
-            mtp: keep(&policy.mtp)?,
-            misaligned: fit(&policy.misaligned)?,
-            mixed: fit(&policy.mixed)?,
-            layout: policy.layout.clone(),
-            max_file_size: policy.max_file_size,
-        })
-    }
-}
-
-impl Options {
-    /// As the manifest has it; `stages`: first layer of each stage and the end.
-    pub fn policy(&self, stages: &[u64]) -> Policy {
-        Policy {
-            tp: self.tp,
-            pp: self.pp,
-            ep: self.ep,
-            stages: stages.to_vec(),
-            layout: self.layout.clone(),
-            max_file_size: self.max_file_size,
-            weights: self.weights.name().into(),
-            indexer: self.indexer.name().into(),
-            mtp: self.mtp.name().into(),
-            misaligned: self.misaligned.name().into(),
-            mixed: self.mixed.name().into(),
-        }
-    }
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            tp: 1,
-            pp: 1,
-            stages: None,
-            ep: false,
-            weights: Weights::Keep,
-            indexer: Keep::Keep,
-            mtp: Keep::Keep,
-            misaligned: Fit::Refuse,
-            mixed: Fit::Refuse,
-            layout: "vllm".into(),
-            // What transformers' save_pretrained uses.
-            max_file_size: 50_000_000_000,
-        }
-    }
-}
 
 /// What becomes of one GGUF tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -180,7 +37,7 @@ pub enum Fate {
 /// The plan of a conversion.
 pub struct Plan {
     /// What was asked for.
-    pub options: Options,
+    pub policy: Policy,
     /// `general.architecture`.
     pub architecture: String,
     /// Name of the engine's table.
@@ -193,8 +50,6 @@ pub struct Plan {
     pub vocab: [u64; 2],
     /// The output head is the embedding.
     pub tied: bool,
-    /// First layer of each stage and the end.
-    pub stages: Vec<u64>,
     /// Every file, in rank order.
     pub shards: Vec<ShardPlan>,
     /// What becomes of each GGUF tensor, and whether it belongs to the MTP block.
@@ -205,8 +60,8 @@ pub struct Plan {
 
 impl Plan {
     /// Plans a conversion, or lists everything that stands in its way.
-    pub fn new(gguf: &Gguf, tables: &Tables, mut options: Options) -> Result<Plan> {
-        for (option, n) in [("--tp", options.tp), ("--pp", options.pp)] {
+    pub fn new(gguf: &Gguf, tables: &Tables, mut policy: Policy) -> Result<Plan> {
+        for (option, n) in [("--tp", policy.tp), ("--pp", policy.pp)] {
             // They may come from a manifest.
             if !(1..=MAX_PARTS).contains(&n) {
                 return Err(Error::request(option, format!("{n}, expected 1 to {MAX_PARTS}")));
@@ -214,21 +69,28 @@ impl Plan {
         }
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
-        let dropped: &[&str] = if options.indexer == Keep::Drop { &["indexer"] } else { &[] };
-        let layout = match arch.engines.get(&options.layout) {
+        let dropped: &[&str] = if policy.indexer == Keep::Drop { &["indexer"] } else { &[] };
+        let layout = match arch.engines.get(&policy.layout) {
             Some(choice) => choice.table(dropped),
             // An engine that the architecture does not name, by its table's own name.
-            None => options.layout.as_str(),
+            None => policy.layout.as_str(),
         }
         .to_owned();
-        let (engine, engine_text) = tables.engine(&layout)?;
-        if !engine.sharded() && (options.tp, options.pp, options.ep) != (1, 1, false) {
+        let (engine, engine_text) =
+            tables.engine(&layout).map_err(|e| match arch.engines.get(&policy.layout) {
+                Some(_) => e,
+                None => {
+                    let named = arch.engines.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+                    Error::request("--layout", format!("{e}; {architecture} names {named}"))
+                }
+            })?;
+        if !engine.sharded() && (policy.tp, policy.pp, policy.ep) != (1, 1, false) {
             return Err(Error::request(
-                format!("--layout {}", options.layout),
+                format!("--layout {}", policy.layout),
                 "an ordinary checkpoint is not cut for ranks; leave out --tp, --pp and --ep",
             ));
         }
-        if let Some(files) = engine.files.as_ref().filter(|f| f.stage.is_none() && options.pp > 1) {
+        if let Some(files) = engine.files.as_ref().filter(|f| f.stage.is_none() && policy.pp > 1) {
             return Err(Error::request(
                 "--pp",
                 format!(
@@ -237,41 +99,39 @@ impl Plan {
                 ),
             ));
         }
-        if engine.packed.is_none() && options.weights == Weights::Keep {
+        if engine.packed.is_none() && policy.weights == Weights::Keep {
             // Nothing stays packed, so that the same without a policy is the same plan.
-            options.weights = Weights::Bf16;
+            policy.weights = Weights::Bf16;
         }
-        let model = tensors::resolve(gguf, &arch, &options)?;
-        let stages = stages(&options, model.symbols.trunk)?;
+        let model = tensors::resolve(gguf, &arch, &policy)?;
         // The default and the same stages spelled out are the same plan.
-        options.stages = Some(stages.windows(2).map(|s| s[1] - s[0]).collect());
-        if options.ep && model.symbols.experts > 0 && model.symbols.experts < options.tp {
+        policy.stages = stages(&policy, model.symbols.trunk)?;
+        if policy.ep && model.symbols.experts > 0 && model.symbols.experts < policy.tp {
             let experts = model.symbols.experts;
             return Err(Error::request(
                 "--ep",
                 format!(
                     "{experts} experts over {} ranks leave a rank without one; use a smaller --tp",
-                    options.tp
+                    policy.tp
                 ),
             ));
         }
         let rows = model.index.get("model.embed_tokens.weight").map_or(0, |i| model.tensors[*i].rows());
         let padded = rows.next_multiple_of(engine.vocab_multiple.max(1));
         let tied = !model.index.contains_key("lm_head.weight");
-        let params = params::resolve(&engine, &model, gguf, &options, options.tp)?;
+        let params = params::resolve(&engine, &model, gguf, &policy, policy.tp)?;
         let fates = fates(gguf, &model, &params);
         let mut plan = Plan {
-            hash: hash(gguf, &arch_text, &engine_text, &options.policy(&stages)),
+            hash: hash(gguf, &arch_text, &engine_text, &policy),
             architecture,
             layout,
             engine,
             vocab: [rows, padded],
             tied,
-            stages,
             shards: Vec::new(),
             fates,
             model,
-            options,
+            policy,
         };
         plan.shards = shard::cut(&plan, gguf, &params)?;
         Ok(plan)
@@ -281,9 +141,9 @@ impl Plan {
     /// `hf_config` win. `mappings`: as in [`Tables`].
     pub fn directory(&self, hf_config: Option<PathBuf>, mappings: Option<PathBuf>) -> hf::Request {
         hf::Request {
-            indexer: self.options.indexer == Keep::Keep,
-            mtp: self.options.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
-            dtype: match self.options.weights {
+            indexer: self.policy.indexer == Keep::Keep,
+            mtp: self.policy.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
+            dtype: match self.policy.weights {
                 Weights::Keep | Weights::Bf16 => "bfloat16",
                 Weights::F16 => "float16",
                 Weights::F32 => "float32",
@@ -319,32 +179,31 @@ impl Plan {
 }
 
 /// First layer of each stage and the end.
-fn stages(options: &Options, layers: u64) -> Result<Vec<u64>> {
-    let bad = |list: &[u64]| {
-        let text = list.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        Err(Error::request(
-            "--pp-layers",
-            format!("{text} does not cut {layers} layers into {} stages of at least one", options.pp),
-        ))
-    };
-    if options.pp > layers {
+fn stages(policy: &Policy, layers: u64) -> Result<Vec<u64>> {
+    if policy.pp > layers {
         return Err(Error::request(
             "--pp",
-            format!("{} stages for {layers} layers; use at most {layers}", options.pp),
+            format!("{} stages for {layers} layers; use at most {layers}", policy.pp),
         ));
     }
-    let Some(list) = &options.stages else { return Ok(cut::stages(layers, options.pp)) };
-    let sum = list.iter().try_fold(0u64, |a, b| a.checked_add(*b));
-    if list.len() as u64 != options.pp || list.contains(&0) || sum != Some(layers) {
-        return bad(list);
+    let bounds = &policy.stages;
+    if bounds.is_empty() {
+        return Ok(cut::stages(layers, policy.pp));
     }
-    let mut end = 0;
-    Ok(std::iter::once(0)
-        .chain(list.iter().map(|n| {
-            end += n;
-            end
-        }))
-        .collect())
+    let rising = bounds.windows(2).all(|s| s[0] < s[1]);
+    let ends = (bounds.first(), bounds.last()) == (Some(&0), Some(&layers));
+    if bounds.len() as u64 != policy.pp + 1 || !rising || !ends {
+        let each = bounds.windows(2).map(|s| s[1].saturating_sub(s[0]).to_string()).collect::<Vec<_>>();
+        return Err(Error::request(
+            "--pp-layers",
+            format!(
+                "{} does not cut {layers} layers into {} stages of at least one",
+                each.join(","),
+                policy.pp
+            ),
+        ));
+    }
+    Ok(bounds.clone())
 }
 
 /// What becomes of each GGUF tensor.

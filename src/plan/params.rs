@@ -3,11 +3,11 @@
 //! Nothing here depends on a rank's number; [`super::shard`] cuts the result for each.
 
 use super::tensors::{HfTensor, Model, Order};
-use super::{Fit, Options, Weights};
 use crate::cut;
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::mapping::{Cut, Engine, ParamRule, Part, Stage};
+use crate::policy::{self, Fit, Policy, Weights};
 use crate::quant::{Float, GgmlType, TYPES};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -118,14 +118,14 @@ pub fn resolve(
     engine: &Engine,
     model: &Model,
     gguf: &Gguf,
-    options: &Options,
+    policy: &Policy,
     parts: u64,
 ) -> Result<Vec<Param>> {
     let mut b = Builder {
         engine,
         model,
         gguf,
-        options,
+        policy,
         parts,
         used: vec![false; model.tensors.len()],
         params: Vec::new(),
@@ -162,7 +162,7 @@ struct Builder<'a> {
     engine: &'a Engine,
     model: &'a Model,
     gguf: &'a Gguf,
-    options: &'a Options,
+    policy: &'a Policy,
     parts: u64,
     used: Vec<bool>,
     params: Vec<Param>,
@@ -292,7 +292,7 @@ impl Builder<'_> {
 
     /// Ranks a parameter is cut for: whole experts are not cut.
     fn cut_parts(&self, param: &Param) -> u64 {
-        if param.stacked && self.options.ep { 1 } else { self.parts }
+        if param.stacked && self.policy.ep { 1 } else { self.parts }
     }
 
     fn member(
@@ -328,7 +328,7 @@ impl Builder<'_> {
         }
         let cut = rule.cut_of(i);
         // Whole experts per rank: the cut inside an expert falls away.
-        let cut = if stacked && self.options.ep { Cut::Whole } else { cut };
+        let cut = if stacked && self.policy.ep { Cut::Whole } else { cut };
         let symbol = if cut == Cut::KvHeads { "kv_heads" } else { "heads" };
         Ok(Member {
             name: name.to_owned(),
@@ -344,8 +344,8 @@ impl Builder<'_> {
 
     /// Whether a parameter stays packed; if not, its dtype and why packed sources are decoded.
     fn form(&mut self, rule: &ParamRule, param: &Param) -> Result<(Form, Option<String>)> {
-        let options = self.options;
-        let float = match (rule.dtype.as_deref(), options.weights) {
+        let wanted = self.policy;
+        let float = match (rule.dtype.as_deref(), wanted.weights) {
             (Some(_), _) | (None, Weights::F32) => Float::F32,
             (None, Weights::F16) => Float::F16,
             (None, Weights::Keep | Weights::Bf16) => Float::Bf16,
@@ -376,8 +376,8 @@ impl Builder<'_> {
             .filter(|t| t.is_quantised() && !kernels.iter().any(|p| p == t.name))
             .map(|t| t.name)
             .collect();
-        if options.weights != Weights::Keep {
-            return decode(format!("--weights {}", options.weights.name()));
+        if wanted.weights != Weights::Keep {
+            return decode(format!("--weights {}", policy::spelled(wanted.weights)));
         }
         if let Some(why) = &rule.float {
             return decode(why.clone());
@@ -389,7 +389,7 @@ impl Builder<'_> {
             return decode(format!("{} has no kernel for {}", self.engine.engine, unknown.join(", ")));
         }
         if quantised < types.len() || param.stacked && types.len() > 1 {
-            if options.mixed == Fit::Dequantise {
+            if wanted.mixed == Fit::Dequantise {
                 return decode(format!("members of unlike types {} (--mixed dequantise)", names()));
             }
             self.mixed.push((param.to.clone(), names()));
@@ -435,7 +435,7 @@ impl Builder<'_> {
     fn largest(&self) -> u64 {
         let fits = |parts: u64| {
             self.params.iter().all(|p| {
-                let parts = if p.stacked && self.options.ep { 1 } else { parts };
+                let parts = if p.stacked && self.policy.ep { 1 } else { parts };
                 p.members.iter().all(|m| {
                     m.slice(self.padded_vocab(m), parts, 0).is_some()
                         && (p.form != Form::Packed || m.aligned(parts))
@@ -453,7 +453,7 @@ impl Builder<'_> {
                 format!("its members are of unlike types ({types}); pass --mixed dequantise to decode them"),
             ));
         }
-        if self.options.misaligned == Fit::Dequantise {
+        if self.policy.misaligned == Fit::Dequantise {
             for &i in &self.misaligned {
                 self.params[i].form = Form::Float(PACKED_BESIDE);
                 self.params[i].decoded =

@@ -22,14 +22,14 @@ impl Plan {
     pub fn to_json(&self, gguf: &Gguf, gpu_memory: Option<u64>) -> Value {
         let ranks = self.rank_bytes().into_iter().map(|((pp, tp), bytes)| {
             let fits = gpu_memory.map(|memory| bytes <= memory);
-            json!({ "rank": pp * self.options.tp + tp, "pp": pp, "tp": tp, "bytes": bytes, "fits": fits })
+            json!({ "rank": pp * self.policy.tp + tp, "pp": pp, "tp": tp, "bytes": bytes, "fits": fits })
         });
         json!({
             "architecture": self.architecture,
             "layout": self.layout,
             "layers": self.model.symbols.trunk,
             "experts": self.model.symbols.experts,
-            "stages": self.stages,
+            "stages": self.policy.stages,
             "tensors": self.tensors(gguf),
             "ranks": ranks.collect::<Value>(),
             "files": self.shards.iter().map(file).collect::<Value>(),

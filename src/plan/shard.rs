@@ -99,16 +99,16 @@ impl Band {
 /// Cuts every parameter for every rank and lays out the files.
 pub(super) fn cut(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPlan>> {
     let Some(files) = &plan.engine.files else { return checkpoint(plan, gguf, params) };
-    let options = &plan.options;
+    let policy = &plan.policy;
     let mut shards = Vec::new();
     for part in [Part::Model, Part::Mtp] {
-        for pp in 0..options.pp {
-            let last = pp + 1 == options.pp;
+        for pp in 0..policy.pp {
+            let last = pp + 1 == policy.pp;
             let here: Vec<_> = params.iter().filter(|p| p.part == part && on_stage(plan, p, pp)).collect();
             if here.is_empty() || part == Part::Mtp && !last {
                 continue;
             }
-            for tp in 0..options.tp {
+            for tp in 0..policy.tp {
                 let name = file_name(plan, files, part, pp, tp)?;
                 let mut tensors = Vec::new();
                 for param in &here {
@@ -116,13 +116,13 @@ pub(super) fn cut(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<Shar
                 }
                 tensors.extend(constants(plan, part, pp));
                 let mut shard = lay_out(name, part, pp, tp, tensors)?;
-                shard.experts = match (plan.model.symbols.experts, options.ep) {
-                    (n, true) => cut::experts(n, options.tp, tp),
+                shard.experts = match (plan.model.symbols.experts, policy.ep) {
+                    (n, true) => cut::experts(n, policy.tp, tp),
                     (n, false) => 0..n,
                 };
                 shard.vocab_rows = (pp == 0 || last)
                     .then(|| {
-                        cut::vocab_rows(plan.vocab[0], plan.vocab[1], options.tp, tp).map(|(rows, _)| rows)
+                        cut::vocab_rows(plan.vocab[0], plan.vocab[1], policy.tp, tp).map(|(rows, _)| rows)
                     })
                     .flatten();
                 shards.push(shard);
@@ -134,7 +134,7 @@ pub(super) fn cut(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<Shar
 
 /// The name of a rank's file.
 fn file_name(plan: &Plan, files: &Files, part: Part, pp: u64, tp: u64) -> Result<String> {
-    let pattern = match (part, plan.options.pp) {
+    let pattern = match (part, plan.policy.pp) {
         (Part::Model, 1) => Some(&files.rank),
         (Part::Model, _) => files.stage.as_ref(),
         (Part::Mtp, _) => files.draft.as_ref(),
@@ -153,7 +153,7 @@ fn file_name(plan: &Plan, files: &Files, part: Part, pp: u64, tp: u64) -> Result
 
 /// Whether a parameter belongs to a pipeline stage.
 fn on_stage(plan: &Plan, param: &Param, pp: u64) -> bool {
-    let last = pp + 1 == plan.options.pp;
+    let last = pp + 1 == plan.policy.pp;
     if param.unless_tied && plan.tied && last && pp == 0 {
         return false;
     }
@@ -161,7 +161,9 @@ fn on_stage(plan: &Plan, param: &Param, pp: u64) -> bool {
         (_, _, Part::Mtp) => last,
         (Some(Stage::First), ..) => pp == 0,
         (Some(Stage::Last), ..) => last,
-        (None, Some(layer), _) => (plan.stages[pp as usize]..plan.stages[pp as usize + 1]).contains(&layer),
+        (None, Some(layer), _) => {
+            (plan.policy.stages[pp as usize]..plan.policy.stages[pp as usize + 1]).contains(&layer)
+        }
         (None, None, _) => true,
     }
 }
@@ -170,7 +172,7 @@ fn on_stage(plan: &Plan, param: &Param, pp: u64) -> bool {
 fn constants(plan: &Plan, part: Part, pp: u64) -> Vec<TensorPlan> {
     let engine = &plan.engine;
     let (block, layers) = match part {
-        Part::Model => (&engine.block, plan.stages[pp as usize]..plan.stages[pp as usize + 1]),
+        Part::Model => (&engine.block, plan.policy.stages[pp as usize]..plan.policy.stages[pp as usize + 1]),
         Part::Mtp => (&engine.mtp_block, plan.model.symbols.trunk..plan.model.symbols.blocks),
     };
     let mut tensors = Vec::new();
@@ -202,7 +204,7 @@ fn checkpoint(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPla
     let mut files: Vec<Vec<TensorPlan>> = vec![Vec::new()];
     let mut size = 0;
     for tensor in tensors {
-        let full = size + tensor.bytes > plan.options.max_file_size;
+        let full = size + tensor.bytes > plan.policy.max_file_size;
         if full && files.last().is_some_and(|f| !f.is_empty()) {
             files.push(Vec::new());
             size = 0;
@@ -272,11 +274,11 @@ struct Cutter<'a> {
 impl Cutter<'_> {
     /// The parameter's tensors on this rank: one, and its types when packed.
     fn tensors(&self) -> Vec<TensorPlan> {
-        let (param, options) = (self.param, &self.plan.options);
+        let (param, policy) = (self.param, &self.plan.policy);
         let slices: Vec<_> = param
             .members
             .iter()
-            .filter_map(|m| m.slice(self.plan.vocab[1].max(m.rows), options.tp, self.tp).map(|s| (m, s)))
+            .filter_map(|m| m.slice(self.plan.vocab[1].max(m.rows), policy.tp, self.tp).map(|s| (m, s)))
             .collect();
         let row_bytes = |m: &super::params::Member, cols: u64| match param.form {
             // The cut was checked to fall on blocks.
@@ -284,10 +286,10 @@ impl Cutter<'_> {
             Form::Float(float) => cols * float.size() as u64,
         };
         let width = slices.iter().map(|(m, s)| row_bytes(m, s.cols.end - s.cols.start)).max().unwrap_or(0);
-        let experts = match (param.stacked, options.ep) {
+        let experts = match (param.stacked, policy.ep) {
             (false, _) => 0..1,
             (true, false) => 0..self.plan.model.symbols.experts,
-            (true, true) => cut::experts(self.plan.model.symbols.experts, options.tp, self.tp),
+            (true, true) => cut::experts(self.plan.model.symbols.experts, policy.tp, self.tp),
         };
         let mut bands = Vec::new();
         let mut start = 0;

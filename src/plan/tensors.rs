@@ -1,11 +1,12 @@
 //! GGUF tensors to Hugging Face tensors: where every row of each comes from.
 
+use super::latent;
 use super::symbols::Symbols;
-use super::{Keep, Options, latent};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
 use crate::hf;
 use crate::mapping::{Arch, TensorRule, Via};
+use crate::policy::{Keep, Policy};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -91,7 +92,7 @@ struct Use<'a> {
 }
 
 /// Works out every Hugging Face tensor of the model, or lists everything that stands in the way.
-pub fn resolve(gguf: &Gguf, arch: &Arch, options: &Options) -> Result<Model> {
+pub fn resolve(gguf: &Gguf, arch: &Arch, policy: &Policy) -> Result<Model> {
     let symbols = Symbols::read(arch, gguf)?;
     let mut r = Resolver {
         gguf,
@@ -108,7 +109,7 @@ pub fn resolve(gguf: &Gguf, arch: &Arch, options: &Options) -> Result<Model> {
             notes: Vec::new(),
         },
     };
-    r.run(options)?;
+    r.run(policy)?;
     Error::all(r.problems)?;
     Ok(r.model)
 }
@@ -124,7 +125,7 @@ struct Resolver<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    fn run(&mut self, options: &Options) -> Result<()> {
+    fn run(&mut self, policy: &Policy) -> Result<()> {
         let mtp_without_tensors = self.mtp_absent();
         let owners = match self.arch.groups.is_empty() {
             true => Vec::new(),
@@ -141,8 +142,8 @@ impl<'a> Resolver<'a> {
                 let shares = self.not_owner(group, use_.layer, &owners);
                 if self.group_absent(group, use_.layer) {
                     let unwanted = shares.is_some()
-                        || in_mtp && options.mtp == Keep::Drop
-                        || group == "indexer" && options.indexer == Keep::Drop;
+                        || in_mtp && policy.mtp == Keep::Drop
+                        || group == "indexer" && policy.indexer == Keep::Drop;
                     if !unwanted && self.leads_group(use_.rule) && !self.group_nowhere(group) {
                         self.problems.push(Error::source(
                             &names[0],
@@ -176,9 +177,9 @@ impl<'a> Resolver<'a> {
                 }
                 continue;
             }
-            let dropped = match (in_mtp && options.mtp == Keep::Drop, use_.rule.group.as_deref()) {
+            let dropped = match (in_mtp && policy.mtp == Keep::Drop, use_.rule.group.as_deref()) {
                 (true, _) => Some("MTP block dropped (--mtp drop)"),
-                (_, Some("indexer")) if options.indexer == Keep::Drop => {
+                (_, Some("indexer")) if policy.indexer == Keep::Drop => {
                     Some("indexer dropped (--indexer drop)")
                 }
                 _ => None,
@@ -202,7 +203,7 @@ impl<'a> Resolver<'a> {
         }
         self.leftovers();
         if mtp_without_tensors && self.problems.is_empty() {
-            match options.mtp {
+            match policy.mtp {
                 Keep::Drop => self
                     .model
                     .notes
@@ -218,7 +219,7 @@ impl<'a> Resolver<'a> {
         }
         let has_group = self.arch.tensors.iter().any(|t| t.group.as_deref() == Some("indexer"));
         if has_group
-            && options.indexer == Keep::Keep
+            && policy.indexer == Keep::Keep
             && self.model.indexer_layers.is_empty()
             && self.problems.is_empty()
         {

@@ -1,7 +1,8 @@
 //! Writes converted directories of random bytes, for tests and benches of the loader.
 
 use preshard::hash;
-use preshard::manifest::{FILE_NAME, LEAF, Manifest, Member, Model, Policy, SCHEMA, Shard, Source, Tensor};
+use preshard::manifest::{FILE_NAME, LEAF, Manifest, Member, Model, SCHEMA, Shard, Source, Tensor};
+use preshard::policy::Policy;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -27,19 +28,7 @@ pub fn write(dir: &Path, ranks: u64, tensors: &[Spec]) -> Manifest {
             vocab_padded: 0,
             experts: 0,
         },
-        policy: Policy {
-            tp: ranks,
-            pp: 1,
-            ep: false,
-            stages: vec![0, layers],
-            layout: "vllm".into(),
-            max_file_size: 50_000_000_000,
-            weights: "keep".into(),
-            indexer: "keep".into(),
-            mtp: "keep".into(),
-            misaligned: "refuse".into(),
-            mixed: "refuse".into(),
-        },
+        policy: Policy { tp: ranks, stages: vec![0, layers], ..Policy::default() },
         shards: (0..ranks).map(|tp| write_shard(dir, tp, tensors)).collect(),
         files: Vec::new(),
         dropped: Vec::new(),

@@ -4,7 +4,7 @@ use super::*;
 use crate::common::*;
 use crate::support::models::{DEEPSEEK, GLM, Mla, add, q4_k};
 use crate::support::{converted, get, preshard, refused, stderr};
-use preshard::plan::Keep;
+use preshard::policy::Keep;
 
 /// As q4_k, with rows that need no multiple of 256 where heads are small.
 fn small_heads(name: &str) -> u32 {
@@ -41,7 +41,7 @@ fn mla_01_kv_b_is_rebuilt_from_halves_of_two_types() {
         let v = decoded(Q4_K, &source("blk.1.attn_v_b.weight", Q4_K, &[256, dims.v, 4]));
         let expected = kv_b(&dims, &k, &v);
         for n in [1, 2, 4] {
-            let options = Options { misaligned: preshard::plan::Fit::Dequantise, ..tp(n) };
+            let options = Policy { misaligned: preshard::policy::Fit::Dequantise, ..tp(n) };
             let c = converted(&dims.build(&small_heads), options);
             let part = expected.len() / n as usize;
             for rank in 0..n {
@@ -82,7 +82,7 @@ fn mla_02_metadata_that_looks_like_mqa() {
     let bare =
         new.clone().unset("deepseek2.attention.key_length_mla").unset("deepseek2.attention.value_length_mla");
     for n in [1, 2] {
-        let options = || Options { misaligned: preshard::plan::Fit::Dequantise, ..tp(n) };
+        let options = || Policy { misaligned: preshard::policy::Fit::Dequantise, ..tp(n) };
         let expected = converted(&new, options());
         for (what, model) in [("whole kv_b", &old), ("no *_mla keys", &bare)] {
             let c = converted(model, options());
@@ -99,7 +99,7 @@ fn mla_02_metadata_that_looks_like_mqa() {
         flat = flat.without(name).tensor(name, BF16, &ne, data.clone());
     }
     for n in [1, 2] {
-        let options = || Options { misaligned: preshard::plan::Fit::Dequantise, ..tp(n) };
+        let options = || Policy { misaligned: preshard::policy::Fit::Dequantise, ..tp(n) };
         let (expected, c) = (converted(&new, options()), converted(&flat, options()));
         for rank in 0..n {
             assert!(c.rank(rank) == expected.rank(rank), "2-D halves, rank {rank} of {n}");
@@ -121,7 +121,7 @@ fn mla_02_metadata_that_looks_like_mqa() {
 #[test]
 fn mla_04_q_a_and_kv_a_are_joined_and_whole_on_every_rank() {
     let types = |name: &str| if name.contains("attn_kv_a_mqa") { Q8_0 } else { q4_k(name) };
-    let c = converted(&GLM.build(&types), Options { pp: 2, ..tp(2) });
+    let c = converted(&GLM.build(&types), Policy { pp: 2, ..tp(2) });
     let name = "model.layers.1.self_attn.fused_qkv_a_proj.qweight";
     let q = source("blk.1.attn_q_a.weight", Q4_K, &[256, 256]);
     let kv = source("blk.1.attn_kv_a_mqa.weight", Q8_0, &[256, 288]);
@@ -160,7 +160,7 @@ fn dsa_01_the_indexer_is_whole_or_gone() {
     let proj = decoded(F32, &source("blk.2.indexer.proj.weight", F32, &[256, 2]));
     assert!(get(&a, "model.layers.2.self_attn.indexer.wk_weights_proj.weight").bytes == [wk, proj].concat());
 
-    let c = converted(&model, Options { indexer: Keep::Drop, ..tp(2) });
+    let c = converted(&model, Policy { indexer: Keep::Drop, ..tp(2) });
     assert!(c.manifest.shards.iter().flat_map(|s| &s.tensors).all(|t| !t.name.contains("indexer")));
     let dropped = c.manifest.dropped.iter().filter(|d| d.tensor.contains(".indexer.")).count();
     assert_eq!(dropped, 4 * 5, "the draft's too");
@@ -168,7 +168,7 @@ fn dsa_01_the_indexer_is_whole_or_gone() {
 
     let without = Mla { index_heads: 0, ..GLM }.build(&q4_k);
     refused(&without, &[], &["indexer", "--indexer drop"]);
-    converted(&without, Options { indexer: Keep::Drop, ..tp(2) });
+    converted(&without, Policy { indexer: Keep::Drop, ..tp(2) });
 
     // Half a layer is refused under either policy.
     for missing in ["attn_q_b.weight", "attn_k.weight", "k_norm.weight", "k_norm.bias", "proj.weight"] {
@@ -222,10 +222,10 @@ fn dsa_01_a_layer_without_its_indexer_is_refused() {
         );
         assert_eq!(text.lines().count(), 1, "{text}");
         // What it advises works.
-        converted(&lacking, Options { indexer: Keep::Drop, ..tp(2) });
+        converted(&lacking, Policy { indexer: Keep::Drop, ..tp(2) });
     }
     // The draft's, when the draft is dropped.
-    converted(&without_indexer(model.clone(), 3), Options { mtp: Keep::Drop, ..tp(2) });
+    converted(&without_indexer(model.clone(), 3), Policy { mtp: Keep::Drop, ..tp(2) });
     let long = model.set("glm-dsa.context_length", 1u32 << 20);
     refused(&without_indexer(long, 1), &[], &["blk.1.indexer.attn_q_b.weight: missing"]);
 }
@@ -265,7 +265,7 @@ fn mtp_01_the_block_is_no_layer_of_the_trunk() {
     let embedding = source("blk.3.nextn.embed_tokens.weight", Q4_K, &[256, 300]);
     assert!(get(&draft, "model.embed_tokens.qweight").bytes[..140 * 144] == embedding[160 * 144..]);
 
-    let drop = converted(&model, Options { mtp: Keep::Drop, ..tp(2) });
+    let drop = converted(&model, Policy { mtp: Keep::Drop, ..tp(2) });
     assert!(drop.manifest.shards.iter().all(|s| s.part == "model"));
     for rank in 0..2 {
         assert!(drop.rank(rank) == keep.rank(rank), "the trunk is the same");
@@ -274,7 +274,7 @@ fn mtp_01_the_block_is_no_layer_of_the_trunk() {
     assert_eq!(drop.manifest.dropped.len(), block);
     assert!(drop.dropped("blk.3.attn_norm.weight").unwrap().contains("--mtp drop"));
     // In pipeline plans the trunk alone is shared out.
-    let stages = converted(&model, Options { pp: 3, ..tp(1) });
+    let stages = converted(&model, Policy { pp: 3, ..tp(1) });
     assert_eq!(stages.manifest.policy.stages, [0, 1, 2, 3]);
     let last: Vec<_> = stages.manifest.shards.iter().filter(|s| s.part == "mtp").map(|s| s.pp).collect();
     assert_eq!(last, [2]);

@@ -11,7 +11,7 @@ use preshard::plan::{Fate, Plan};
 use std::path::Path;
 
 /// Plans a model; an error comes back as its message.
-fn planned(model: &Builder, tables: &Tables, options: Options) -> Result<Plan, String> {
+fn planned(model: &Builder, tables: &Tables, options: Policy) -> Result<Plan, String> {
     let dir = tempfile::tempdir().unwrap();
     let gguf = Gguf::open(&[model.write(dir.path().join("model.gguf"))]).unwrap();
     Plan::new(&gguf, tables, options).map_err(|e| e.to_string())
@@ -87,7 +87,7 @@ fn map_03_no_output_weight_means_tied() {
         assert_eq!(head.shape, [160, 210]);
     }
     // Two stages: the first has the embedding, the last the head, of the same rows.
-    let c = converted(&tied.build(&types), Options { pp: 2, ..tp(2) });
+    let c = converted(&tied.build(&types), Policy { pp: 2, ..tp(2) });
     for t in 0..2 {
         let first = c.file(&format!("model-pp-0-tp-{t}-part-0.safetensors"));
         let last = c.file(&format!("model-pp-1-tp-{t}-part-0.safetensors"));
@@ -220,7 +220,7 @@ fn map_06_every_layout_of_experts_gives_the_same_shards() {
             stack("down"),
         );
     }
-    for options in [tp(2), Options { ep: true, ..tp(2) }, bf16(4)] {
+    for options in [tp(2), Policy { ep: true, ..tp(2) }, bf16(4)] {
         let expected = converted(&stacked, options.clone());
         for (what, model) in [("one each", &single), ("fused", &fused)] {
             let c = converted(model, options.clone());

@@ -154,7 +154,8 @@ fn biases_of_the_mlp_are_kept() {
     }
     assert_eq!(config(&model)["mlp_bias"], true);
     let tensors =
-        converted(&model, preshard::plan::Options { weights: preshard::plan::Weights::F32, ..tp(2) }).rank(1);
+        converted(&model, preshard::policy::Policy { weights: preshard::policy::Weights::F32, ..tp(2) })
+            .rank(1);
     let floats = |name: &str| -> Vec<f32> {
         get(&tensors, name).bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
     };

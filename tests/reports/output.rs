@@ -26,7 +26,7 @@ fn out_02_headers_of_many_experts_stay_small() {
         ..QWEN3MOE
     };
     let options =
-        Options { layout: "hf".into(), weights: Weights::Bf16, max_file_size: 500_000, ..Options::default() };
+        Policy { layout: "hf".into(), weights: Weights::Bf16, max_file_size: 500_000, ..Policy::default() };
     let c = converted(&dims.build(&|_| Q8_0), options);
     assert!(c.manifest.shards.len() > 4);
     let mut tensors = 0;
@@ -60,7 +60,7 @@ fn out_03_a_disk_that_fills_up() {
 fn fills_up(dir: &Path, mount: &Path) {
     let source = LLAMA.build(&q4_k).write(dir.join("model.gguf"));
     let gguf = Gguf::open(&[source]).unwrap();
-    let plan = || Plan::new(&gguf, &Tables::default(), Options { weights: Weights::F32, ..tp(2) }).unwrap();
+    let plan = || Plan::new(&gguf, &Tables::default(), Policy { weights: Weights::F32, ..tp(2) }).unwrap();
     let run = |out: &Path, filler: Option<&Path>| {
         let stop = AtomicBool::new(false);
         let progress = |p: Progress| {

@@ -4,7 +4,7 @@ use super::*;
 use crate::common::*;
 use crate::support::models::{GLM, Gqa, LLAMA, Mla, QWEN2, QWEN3, QWEN3MOE, fill, q4_k};
 use crate::support::{convert, converted, get, refused};
-use preshard::plan::Fit;
+use preshard::policy::Fit;
 
 const QKV: &str = "model.layers.1.self_attn.qkv_proj.qweight";
 
@@ -100,7 +100,7 @@ fn shd_03_a_cut_inside_a_block() {
         &["--tp", "8"],
         &["blk.1.ffn_down.weight", "q8_0 packs 32 columns", "176 of 1408", "--tp 4, the largest"],
     );
-    let c = converted(&model, Options { misaligned: Fit::Dequantise, ..tp(8) });
+    let c = converted(&model, Policy { misaligned: Fit::Dequantise, ..tp(8) });
     let float = decoded(Q8_0, &whole);
     for rank in 0..8usize {
         let stored = c.rank(rank as u64);
@@ -203,7 +203,7 @@ fn shd_08_whole_experts_on_ranks() {
     let dims = Gqa { heads: 6, kv_heads: 3, inter: 256, experts: 8, vocab: 192, layers: 1, ..QWEN3MOE };
     let types = |name: &str| if name.contains("attn_output") { Q8_0 } else { q4_k(name) };
     let model = dims.build(&types);
-    let c = converted(&model, Options { ep: true, ..tp(3) });
+    let c = converted(&model, Policy { ep: true, ..tp(3) });
     let ids: Vec<_> = c.manifest.shards.iter().map(|s| s.experts.clone()).collect();
     assert_eq!(ids, [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7]]);
     let [gate, up] =
@@ -231,7 +231,7 @@ fn shd_08_whole_experts_on_ranks() {
     let wide = Gqa { heads: 16, kv_heads: 16, head: 32, ..dims };
     refused(&wide.build(&types), &["--tp", "16", "--ep", "--weights", "bf16"], &["8 experts over 16 ranks"]);
     // DeepSeek's correction bias is whole on every rank; its shared expert is still cut.
-    let c = converted(&GLM.build(&q4_k), Options { ep: true, ..tp(2) });
+    let c = converted(&GLM.build(&q4_k), Policy { ep: true, ..tp(2) });
     let bias = source("blk.1.exp_probs_b.bias", F32, &[4]);
     for rank in 0..2 {
         let stored = c.rank(rank);
@@ -265,7 +265,7 @@ fn shd_09_layers_on_stages() {
         ..GLM
     };
     let model = dims.build(&|_| Q8_0);
-    let layers = |options: Options| -> (Vec<u64>, Vec<std::collections::BTreeSet<u64>>) {
+    let layers = |options: Policy| -> (Vec<u64>, Vec<std::collections::BTreeSet<u64>>) {
         let pp = options.pp;
         let c = converted(&model, options);
         let on_stage = |p: u64| {
@@ -292,16 +292,16 @@ fn shd_09_layers_on_stages() {
             assert_eq!(held, (range[0]..range[1]).collect());
         }
     };
-    let pp = |pp: u64, stages: Option<Vec<u64>>| Options { pp, stages, ..tp(1) };
-    check(layers(pp(1, None)), &[0, 61]);
-    check(layers(pp(3, None)), &[0, 20, 41, 61]);
-    check(layers(pp(3, Some(vec![22, 20, 19]))), &[0, 22, 42, 61]);
+    let pp = |pp: u64, stages: &[u64]| Policy { pp, stages: stages.to_vec(), ..tp(1) };
+    check(layers(pp(1, &[])), &[0, 61]);
+    check(layers(pp(3, &[])), &[0, 20, 41, 61]);
+    check(layers(pp(3, &[0, 22, 42, 61])), &[0, 22, 42, 61]);
     for (stages, args) in [("22,20,20", "3"), ("22,39", "3"), ("61,0,0", "3")] {
         refused(&model, &["--pp", args, "--pp-layers", stages], &[stages, "61 layers"]);
     }
     refused(&model, &["--pp", "62"], &["62 stages for 61 layers"]);
     // Tied: the first stage embeds with what the last computes logits with.
-    let c = converted(&QWEN2.build(&q4_k), Options { pp: 2, ..tp(1) });
+    let c = converted(&QWEN2.build(&q4_k), Policy { pp: 2, ..tp(1) });
     let (first, last) =
         (c.file("model-pp-0-tp-0-part-0.safetensors"), c.file("model-pp-1-tp-0-part-0.safetensors"));
     assert_eq!(get(&first, "model.embed_tokens.qweight"), get(&last, "lm_head.qweight"));

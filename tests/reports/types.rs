@@ -4,7 +4,7 @@ use super::*;
 use crate::common::*;
 use crate::support::models::{GLM, Gqa, LLAMA, QWEN3MOE, add, block, q4_k};
 use crate::support::{How, converted, converted_how, get, preshard, refused, stderr};
-use preshard::plan::Fit;
+use preshard::policy::Fit;
 
 /// LLAMA with the blocks of one tensor replaced.
 fn with(name: &str, ty: u32, ne: &[u64], data: Vec<u8>) -> Builder {
@@ -46,7 +46,7 @@ fn typ_04_nan_and_infinite_scales() {
     norm[77] = f32::from_bits(0x7fc1_2345);
     let model = LLAMA.build(&q4_k).without("output_norm.weight").f32s("output_norm.weight", &[256], &norm);
     refused(&model, &[], &["output_norm.weight", "77", "NaN"]);
-    let c = converted(&model, Options { weights: Weights::F32, ..tp(1) });
+    let c = converted(&model, Policy { weights: Weights::F32, ..tp(1) });
     assert_eq!(get(&c.rank(0), "model.norm.weight").bytes[77 * 4..][..4], 0x7fc1_2345u32.to_le_bytes());
     assert_eq!(c.entry("model.norm.weight").nonfinite, 1);
 }
@@ -115,7 +115,7 @@ fn typ_05_packed_and_float_members_are_refused_or_decoded_together() {
             "f32",
         ],
     );
-    let c = converted(&model, Options { mixed: Fit::Dequantise, ..tp(2) });
+    let c = converted(&model, Policy { mixed: Fit::Dequantise, ..tp(2) });
     let all = converted(&model, bf16(2));
     for rank in 0..2 {
         let (tensors, all) = (c.rank(rank), all.rank(rank));
@@ -209,7 +209,7 @@ fn typ_09_f16_overflow_names_the_tensor_and_the_value() {
     norm[3] = -1e5;
     let model = LLAMA.build(&q4_k).without("output_norm.weight").f32s("output_norm.weight", &[256], &norm);
     refused(&model, &["--weights", "f16"], &["output_norm.weight", "-100000", "65504", "f16"]);
-    let c = converted(&LLAMA.build(&q4_k), Options { weights: Weights::F16, ..tp(2) });
+    let c = converted(&LLAMA.build(&q4_k), Policy { weights: Weights::F16, ..tp(2) });
     assert!(c.rank(0).values().all(|t| t.dtype == "F16" || t.shape.is_empty()));
 }
 

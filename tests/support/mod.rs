@@ -9,7 +9,8 @@ use preshard::eval::Decoder;
 use preshard::gguf::Gguf;
 use preshard::manifest::Manifest;
 use preshard::mapping::Tables;
-use preshard::plan::{Options, Plan};
+use preshard::plan::Plan;
+use preshard::policy::Policy;
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,12 +49,12 @@ pub fn settings<'a>(stop: &'a AtomicBool, progress: &'a (dyn Fn(Progress) + Sync
 }
 
 /// Converts; an error comes back as its message.
-pub fn convert(source: &Path, options: Options, out: &Path) -> Result<Outcome, String> {
+pub fn convert(source: &Path, options: Policy, out: &Path) -> Result<Outcome, String> {
     convert_how(&[source.to_owned()], options, out, How::default())
 }
 
 /// Converts with everything said.
-pub fn convert_how(source: &[PathBuf], options: Options, out: &Path, how: How) -> Result<Outcome, String> {
+pub fn convert_how(source: &[PathBuf], options: Policy, out: &Path, how: How) -> Result<Outcome, String> {
     let gguf = Gguf::open(source).map_err(|e| e.to_string())?;
     let plan = Plan::new(&gguf, &Tables::default(), options).map_err(|e| e.to_string())?;
     let stop = AtomicBool::new(false);
@@ -142,12 +143,12 @@ impl Converted {
 
 /// Converts a model made in code, and reads the manifest back.
 #[track_caller]
-pub fn converted(model: &crate::common::Builder, options: Options) -> Converted {
+pub fn converted(model: &crate::common::Builder, options: Policy) -> Converted {
     converted_how(model, options, How::default())
 }
 
 #[track_caller]
-pub fn converted_how(model: &crate::common::Builder, options: Options, how: How) -> Converted {
+pub fn converted_how(model: &crate::common::Builder, options: Policy, how: How) -> Converted {
     let dir = tempfile::tempdir().unwrap();
     let source = model.write(dir.path().join("model.gguf"));
     let out = dir.path().join("out");

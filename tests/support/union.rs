@@ -5,7 +5,8 @@ use crate::common;
 use preshard::eval::{Decoder, Evaluator};
 use preshard::gguf::Gguf;
 use preshard::mapping::Tables;
-use preshard::plan::{Fit, Options, Plan, Weights};
+use preshard::plan::Plan;
+use preshard::policy::{Fit, Policy, Weights};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -141,7 +142,7 @@ struct Held {
 }
 
 /// Every rank's tensors.
-fn ranks(gguf: &Gguf, options: Options) -> Option<(Plan, Vec<BTreeMap<String, Held>>)> {
+fn ranks(gguf: &Gguf, options: Policy) -> Option<(Plan, Vec<BTreeMap<String, Held>>)> {
     let tp = options.tp as usize;
     let plan = match Plan::new(gguf, &Tables::default(), options) {
         Ok(plan) => plan,
@@ -197,7 +198,7 @@ pub fn check(case: &Case, file: &Path) -> Option<usize> {
     let fit = if case.dequantise { Fit::Dequantise } else { Fit::Refuse };
     let weights = [Weights::Keep, Weights::Bf16, Weights::F32, Weights::F16][usize::from(case.weights % 4)];
     let options =
-        |tp: u64, ep: bool| Options { tp, ep, weights, misaligned: fit, mixed: fit, ..Options::default() };
+        |tp: u64, ep: bool| Policy { tp, ep, weights, misaligned: fit, mixed: fit, ..Policy::default() };
     // Mostly a number that divides the heads; any other is nearly always refused.
     let heads =
         gguf.metadata().count(&format!("{}.attention.head_count", architecture(&gguf))).expect("a number");

@@ -1,0 +1,119 @@
+//! The policy of a conversion: everything that the user decides about its bytes.
+//!
+//! One spelling for the command line, the Python package and the manifest: what these types are called in JSON.
+
+use serde::de::IntoDeserializer;
+use serde::de::value::StrDeserializer;
+use serde::{Deserialize, Serialize};
+
+/// Parallelism, and what becomes of weights that could go either way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policy {
+    /// Tensor-parallel ranks.
+    pub tp: u64,
+    /// Pipeline stages.
+    pub pp: u64,
+    /// Whole experts per rank.
+    pub ep: bool,
+    /// First layer of each stage and the end: `pp + 1` numbers (see [`bounds`]). None before planning: the
+    /// engine's default.
+    pub stages: Vec<u64>,
+    /// The engine: one of the architecture's `[engines]` (`vllm`, or `hf` for an ordinary checkpoint), or the
+    /// name of an engine table.
+    pub layout: String,
+    /// Largest file of an ordinary checkpoint, in bytes.
+    pub max_file_size: u64,
+    /// How weights are stored.
+    pub weights: Weights,
+    /// The DSA indexer.
+    pub indexer: Keep,
+    /// The multi-token-prediction block.
+    pub mtp: Keep,
+    /// Packed tensors whose cut falls inside a block.
+    pub misaligned: Fit,
+    /// Joined members of unlike types.
+    pub mixed: Fit,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            tp: 1,
+            pp: 1,
+            ep: false,
+            stages: Vec::new(),
+            layout: "vllm".into(),
+            // What transformers' save_pretrained uses.
+            max_file_size: 50_000_000_000,
+            weights: Weights::Keep,
+            indexer: Keep::Keep,
+            mtp: Keep::Keep,
+            misaligned: Fit::Refuse,
+            mixed: Fit::Refuse,
+        }
+    }
+}
+
+/// How weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "snake_case")]
+pub enum Weights {
+    /// Packed where the engine computes with packed weights, bf16 elsewhere.
+    Keep,
+    /// All decoded to bf16.
+    Bf16,
+    /// All decoded to f16.
+    F16,
+    /// All decoded to f32.
+    F32,
+}
+
+/// What to do with tensors that a policy decides about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// They are converted.
+    Keep,
+    /// They are left out.
+    Drop,
+}
+
+/// What to do with tensors that cannot stay packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "snake_case")]
+pub enum Fit {
+    /// Nothing is converted.
+    Refuse,
+    /// They are decoded.
+    #[serde(alias = "dequantize")]
+    #[cfg_attr(feature = "cli", value(alias = "dequantize"))]
+    Dequantise,
+}
+
+/// The value that a word stands for, in the spelling of the manifest.
+///
+/// # Errors
+///
+/// The word and all that it could have been.
+pub fn word<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
+    let text: StrDeserializer<serde::de::value::Error> = text.into_deserializer();
+    T::deserialize(text).map_err(|e| crate::error::shown(&e.to_string()))
+}
+
+/// A value in the spelling of the manifest.
+pub fn spelled<T: Serialize>(value: T) -> String {
+    serde_json::json!(value).as_str().unwrap_or_default().to_owned()
+}
+
+/// [`Policy::stages`] of stages with so many layers each.
+pub fn bounds(layers: &[u64]) -> Vec<u64> {
+    let ends = layers.iter().scan(0u64, |end, n| {
+        *end = end.saturating_add(*n);
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
