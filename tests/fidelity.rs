@@ -188,7 +188,7 @@ fn as_the_original(name: &str) {
             let Some(case) = case.strip_suffix(" --weights bf16") else { continue };
             // 32 columns of a head, or 64 of a layer, do not stay whole blocks on 4 ranks.
             if file.contains("q8_0") && case.starts_with("--tp") && case != "--tp 4" {
-                let o = Options { misaligned: Fit::Dequantise, mixed: Fit::Dequantise, ..options(case) };
+                let o = Policy { misaligned: Fit::Dequantise, mixed: Fit::Dequantise, ..options(case) };
                 convert(&source, o, &out).unwrap_or_else(|e| panic!("{file} {case}: {e}"));
                 let (decoded, packed) = decoded_listing(&out);
                 assert!(packed > 0, "{file} {case}: nothing stayed packed");
