@@ -11,6 +11,7 @@ use crate::manifest::Manifest;
 use crate::mapping::Tables;
 use crate::plan::Plan;
 use crate::policy::Policy;
+use crate::spares;
 use crate::verify;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -76,6 +77,7 @@ impl Source {
     pub fn plan(&self, policy: Policy) -> Result<Planned> {
         let gguf = Gguf::open(&self.gguf)?;
         let plan = Plan::new(&gguf, &Tables { dir: self.mappings.as_deref() }, policy)?;
+        spares::check(&gguf, &plan)?;
         let request = hf::Request {
             allow_unknown_keys: self.allow_unknown_keys,
             ..plan.directory(self.hf_config.clone(), self.mappings.clone())

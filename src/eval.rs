@@ -125,6 +125,14 @@ impl Evaluator<'_> {
         Ok(findings)
     }
 
+    /// The elements of a view in `to`, row by row, whatever they are.
+    pub fn values(&self, view: &View, to: Float) -> Result<Vec<u8>> {
+        let bytes = (view.rows.end - view.rows.start) * (view.cols.end - view.cols.start) * to.size() as u64;
+        let mut out = vec![0; bytes as usize];
+        self.float(view, to, 0..bytes, &mut out)?;
+        Ok(out)
+    }
+
     /// Bytes `range` of a band; returns the non-finite blocks that start there.
     fn band(&self, band: &Band, range: Range<u64>, out: &mut [u8]) -> Result<u64> {
         match &band.fill {

@@ -36,6 +36,8 @@ pub mod quant;
 #[cfg(feature = "convert")]
 mod source_pages;
 #[cfg(feature = "convert")]
+mod spares;
+#[cfg(feature = "convert")]
 pub mod store;
 mod sync;
 #[cfg(feature = "convert")]

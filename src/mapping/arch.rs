@@ -112,6 +112,9 @@ pub struct TensorRule {
     pub optional: bool,
     /// `name:variant`: of all variants of a name, a layer has exactly one.
     pub variant: Option<String>,
+    /// A layer may have this variant beside another. It is then compared with that one and dropped, for this
+    /// reason.
+    pub spare: Option<String>,
     /// Kept or dropped together, by policy: `indexer`.
     pub group: Option<String>,
     /// Symbol with the number of heads, for `unpermute` and `mla_kv_b`.
@@ -161,6 +164,9 @@ impl TensorRule {
                 "{} from and {} to names, expected {} and {}",
                 counts.0, counts.1, expected.0, expected.1
             ));
+        }
+        if self.spare.is_some() && (self.variant().is_none() || self.via == Via::Zeros) {
+            return Err("spare needs variant = \"name:variant\", and values to compare".into());
         }
         if matches!(self.via, Via::Unpermute | Via::MlaKvB) && self.heads.is_none() {
             return Err("via needs heads = \"symbol\"".into());

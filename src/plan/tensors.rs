@@ -81,6 +81,8 @@ pub struct Model {
     pub dropped: Vec<Drop>,
     /// Layers that hold an indexer; empty when the model has none.
     pub indexer_layers: BTreeSet<u64>,
+    /// Tensors that the file holds a second time, in another form.
+    pub spares: Vec<HfTensor>,
     /// Remarks for the user.
     pub notes: Vec<String>,
 }
@@ -106,6 +108,7 @@ pub fn resolve(gguf: &Gguf, arch: &Arch, policy: &Policy) -> Result<Model> {
             index: HashMap::new(),
             dropped: Vec::new(),
             indexer_layers: BTreeSet::new(),
+            spares: Vec::new(),
             notes: Vec::new(),
         },
     };
@@ -131,7 +134,8 @@ impl<'a> Resolver<'a> {
             true => Vec::new(),
             false => hf::indexer_layers(self.gguf, self.model.symbols.trunk)?,
         };
-        for use_ in self.uses()? {
+        let (uses, spares) = self.uses()?;
+        for use_ in uses {
             let in_mtp = use_.layer.is_some_and(|l| l >= self.model.symbols.trunk);
             if in_mtp && mtp_without_tensors {
                 continue;
@@ -191,8 +195,9 @@ impl<'a> Resolver<'a> {
             if use_.rule.group.as_deref() == Some("indexer") {
                 self.model.indexer_layers.extend(use_.layer);
             }
-            if let Err(problem) = self.apply(&use_, &names) {
-                self.problems.push(problem);
+            match self.made(&use_, &names) {
+                Ok(tensors) => tensors.into_iter().for_each(|tensor| self.add(tensor)),
+                Err(problem) => self.problems.push(problem),
             }
             // A tensor of zeros takes nothing from the one whose rows it counts.
             if use_.rule.via != Via::Zeros {
@@ -200,6 +205,9 @@ impl<'a> Resolver<'a> {
                     self.mark(name);
                 }
             }
+        }
+        for spare in spares {
+            self.spare(&spare);
         }
         self.leftovers();
         if mtp_without_tensors && self.problems.is_empty() {
@@ -239,8 +247,8 @@ impl<'a> Resolver<'a> {
                 .all(|l| !self.gguf.tensors().iter().any(|t| t.name.starts_with(&format!("blk.{l}."))))
     }
 
-    /// Every rule at every layer it applies to; of variants, the one the layer has.
-    fn uses(&self) -> Result<Vec<Use<'a>>> {
+    /// Every rule at every layer it applies to; of variants, the one the layer has, and those that it has to spare.
+    fn uses(&self) -> Result<(Vec<Use<'a>>, Vec<Use<'a>>)> {
         let bad = |rule: &TensorRule, what: &str| {
             Error::mapping(
                 format!("mappings/arch/{}.toml", self.arch.architecture),
@@ -283,20 +291,37 @@ impl<'a> Resolver<'a> {
             };
             uses.extend(range.map(|l| Use { rule, layer: Some(l) }));
         }
-        // A variant applies where the layer has one of its tensors; where it has none of any
-        // variant, the first stands for all of them and is reported missing.
+        // A variant applies where the layer has one of its tensors, a spare one where it has of no other; where
+        // it has none of any variant, the first stands for all of them and is reported missing.
         let mut chosen: HashMap<(&str, Option<u64>), &str> = HashMap::new();
-        for found in [true, false] {
+        let here = |use_: &Use| self.names(use_).iter().any(|n| self.by_name.contains_key(n.as_str()));
+        let turns: [&dyn Fn(&Use) -> bool; 3] = [&|u| u.rule.spare.is_none() && here(u), &here, &|_| true];
+        for turn in turns {
             for use_ in &uses {
                 if let Some((name, variant)) = use_.rule.variant()
-                    && (!found || self.names(use_).iter().any(|n| self.by_name.contains_key(n.as_str())))
+                    && turn(use_)
                 {
                     chosen.entry((name, use_.layer)).or_insert(variant);
                 }
             }
         }
-        uses.retain(|u| u.rule.variant().is_none_or(|(name, variant)| chosen[&(name, u.layer)] == variant));
-        Ok(uses)
+        let (uses, others): (Vec<_>, Vec<_>) = uses.into_iter().partition(|u| {
+            u.rule.variant().is_none_or(|(name, variant)| chosen[&(name, u.layer)] == variant)
+        });
+        let spares = others.into_iter().filter(|u| u.rule.spare.is_some() && here(u)).collect();
+        Ok((uses, spares))
+    }
+
+    /// Drops what a layer has beside another variant; whole, it is kept to be compared.
+    fn spare(&mut self, use_: &Use<'a>) {
+        let names = self.names(use_);
+        if names.iter().all(|n| self.by_name.contains_key(n.as_str())) {
+            match self.made(use_, &names) {
+                Ok(tensors) => self.model.spares.extend(tensors),
+                Err(problem) => self.problems.push(problem),
+            }
+        }
+        self.drop(&names, use_.rule.spare.as_deref().unwrap_or_default());
     }
 
     /// The GGUF names of a rule at a layer, one per expert where it names experts.
@@ -380,8 +405,8 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Adds the Hugging Face tensors of a rule whose GGUF tensors are all there.
-    fn apply(&mut self, use_: &Use, names: &[String]) -> Result<()> {
+    /// The Hugging Face tensors of a rule whose GGUF tensors are all there.
+    fn made(&self, use_: &Use, names: &[String]) -> Result<Vec<HfTensor>> {
         let sources: Vec<usize> = names.iter().map(|n| self.by_name[n.as_str()]).collect();
         for &i in &sources {
             let t = &self.gguf.tensors()[i];
@@ -398,6 +423,10 @@ impl<'a> Resolver<'a> {
             .iter()
             .map(|t| t.replace("{L}", &use_.layer.map(|l| l.to_string()).unwrap_or_default()))
             .collect();
+        let mut tensors = Vec::new();
+        let mut add = |name: String, shape: Vec<u64>, views: Vec<View>| {
+            tensors.push(HfTensor { name, layer: use_.layer, shape, views });
+        };
         match rule.via {
             Via::Copy | Via::Unpermute => {
                 for (e, &tensor) in sources.iter().enumerate() {
@@ -411,9 +440,8 @@ impl<'a> Resolver<'a> {
                     };
                     let cols = shape.get(1).copied().unwrap_or(1);
                     let view = View { tensor, matrix: 0, order, rows: 0..shape[0], cols: 0..cols };
-                    self.add(to[0].replace("{E}", &e.to_string()), use_.layer, shape, vec![view]);
+                    add(to[0].replace("{E}", &e.to_string()), shape, vec![view]);
                 }
-                Ok(())
             }
             Via::Experts | Via::ExpertsGateUp => {
                 let tensor = sources[0];
@@ -447,15 +475,13 @@ impl<'a> Resolver<'a> {
                             rows: first..first + rows,
                             cols: 0..cols,
                         };
-                        self.add(to.replace("{E}", &e.to_string()), use_.layer, vec![rows, cols], vec![view]);
+                        add(to.replace("{E}", &e.to_string()), vec![rows, cols], vec![view]);
                     }
                 }
-                Ok(())
             }
             Via::Zeros => {
                 let shape = matrix_shape(&self.gguf.tensors()[sources[0]])?;
-                self.add(to[0].clone(), use_.layer, vec![shape[0]], Vec::new());
-                Ok(())
+                add(to[0].clone(), vec![shape[0]], Vec::new());
             }
             Via::MlaKvB => {
                 let (k, v) = (sources[0], sources[1]);
@@ -465,10 +491,10 @@ impl<'a> Resolver<'a> {
                     .symbols
                     .get(rule.heads.as_deref().unwrap_or_default(), use_.layer.unwrap_or(0));
                 let (views, shape) = latent::kv_b((k, tk), (v, tv), heads)?;
-                self.add(to[0].clone(), use_.layer, shape, views);
-                Ok(())
+                add(to[0].clone(), shape, views);
             }
         }
+        Ok(tensors)
     }
 
     /// The order of llama.cpp's permuted heads.
@@ -487,9 +513,9 @@ impl<'a> Resolver<'a> {
         Ok(Order::Interleaved(shape[0] / n))
     }
 
-    fn add(&mut self, name: String, layer: Option<u64>, shape: Vec<u64>, views: Vec<View>) {
-        self.model.index.insert(name.clone(), self.model.tensors.len());
-        self.model.tensors.push(HfTensor { name, layer, shape, views });
+    fn add(&mut self, tensor: HfTensor) {
+        self.model.index.insert(tensor.name.clone(), self.model.tensors.len());
+        self.model.tensors.push(tensor);
     }
 }
 

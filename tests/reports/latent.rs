@@ -118,6 +118,70 @@ fn mla_02_metadata_that_looks_like_mqa() {
     refused(&model, &[], &["blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight", "expected [nope, kv_lora, 4]"]);
 }
 
+/// ik_llama.cpp's files may hold kv_b whole beside its halves.
+#[test]
+fn mla_02_kv_b_beside_its_halves_is_taken_and_the_halves_are_compared_with_it() {
+    let deepseek = Mla { nope: 64, rope: 64, v: 32, layers: 2, ..DEEPSEEK };
+    let glm = Mla { nope: 64, v: 32, layers: 2, ..GLM };
+    for (dims, k_type, v_type) in [(&deepseek, BF16, BF16), (&glm, Q8_0, Q4_K)] {
+        let types = |name: &str| match name {
+            _ if name.contains("attn_k_b") => k_type,
+            _ if name.contains("attn_v_b") => v_type,
+            _ => small_heads(name),
+        };
+        let mut both = dims.build(&types);
+        let mut whole = Vec::new();
+        let blocks: Vec<String> = dims
+            .shapes()
+            .iter()
+            .filter_map(|(name, _)| Some(name.strip_suffix(".attn_k_b.weight")?.to_owned()))
+            .collect();
+        for block in &blocks {
+            let half = |name: &str, ty: u32, ne: &[u64]| {
+                let bytes = source(&format!("{block}.{name}.weight"), ty, ne);
+                if ty == BF16 { bytes } else { decoded(ty, &bytes) }
+            };
+            let k = half("attn_k_b", k_type, &[dims.nope, 256, 4]);
+            let v = half("attn_v_b", v_type, &[256, dims.v, 4]);
+            whole.push(kv_b(dims, &k, &v));
+            let name = format!("{block}.attn_kv_b.weight");
+            both = both.tensor(name, BF16, &[256, 4 * (dims.nope + dims.v)], whole[whole.len() - 1].clone());
+        }
+        let c = converted(&both, Policy { misaligned: preshard::policy::Fit::Dequantise, ..tp(1) });
+        let stored = c.rank(0);
+        for (layer, whole) in whole.iter().enumerate().take(2) {
+            let name = format!("model.layers.{layer}.self_attn.kv_b_proj.weight");
+            assert!(get(&stored, &name).bytes == *whole, "layer {layer}");
+            assert_eq!(c.entry(&name).members[0].from, [format!("blk.{layer}.attn_kv_b.weight")]);
+        }
+        for half in ["attn_k_b", "attn_v_b"] {
+            let why = c.dropped(&format!("blk.1.{half}.weight"));
+            assert!(why.is_some_and(|why| why.contains("attn_kv_b")), "{why:?}");
+        }
+        let good = tempfile::tempdir().unwrap();
+        let file = both.write(good.path().join("model.gguf"));
+        let plan = preshard().arg("plan").arg(&file).args(["--misaligned", "dequantise"]).output().unwrap();
+        assert!(!stderr(&plan).contains("differs"), "{}", stderr(&plan));
+
+        // The halves of another layer.
+        let of_another = source("blk.0.attn_v_b.weight", v_type, &[256, dims.v, 4]);
+        let other = both.clone().without("blk.1.attn_v_b.weight").tensor(
+            "blk.1.attn_v_b.weight",
+            v_type,
+            &[256, dims.v, 4],
+            of_another,
+        );
+        let how = ["--misaligned", "dequantise"];
+        refused(&other, &how, &["blk.1.attn_v_b.weight", "differs from blk.1.attn_kv_b.weight", "explain"]);
+        let narrow =
+            add(both.clone().without("blk.1.attn_v_b.weight"), "blk.1.attn_v_b.weight", &[256, 16, 4], Q8_0);
+        refused(&narrow, &how, &["blk.1.attn_k_b.weight", "makes", "attn_kv_b.weight one of"]);
+        // Half a pair is compared with nothing, and dropped.
+        let half = converted(&both.without("blk.1.attn_v_b.weight"), tp(1));
+        assert!(half.dropped("blk.1.attn_k_b.weight").is_some());
+    }
+}
+
 #[test]
 fn mla_04_q_a_and_kv_a_are_joined_and_whole_on_every_rank() {
     let types = |name: &str| if name.contains("attn_kv_a_mqa") { Q8_0 } else { q4_k(name) };
