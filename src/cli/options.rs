@@ -19,7 +19,7 @@ pub struct PlanArgs {
     /// Layers of each pipeline stage, as in VLLM_PP_LAYER_PARTITION; vLLM's default when absent.
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub pp_layers: Option<Vec<u64>>,
-    /// Place whole experts on the ranks (vLLM's --enable-expert-parallel) instead of cutting each.
+    /// Place whole experts on the ranks (vLLM's --enable-expert-parallel, SGLang's --ep-size) instead of cutting each.
     #[arg(long)]
     pub ep: bool,
     /// keep: packed weights stay packed where the engine computes with them; else decode everything.
@@ -37,7 +37,7 @@ pub struct PlanArgs {
     /// Joined tensors of which some are packed and some are not, or experts of several types.
     #[arg(long, value_enum, value_name = "HOW", default_value = "refuse")]
     pub mixed: Fit,
-    /// Whose file layout to write: `vllm`, `hf` for an ordinary checkpoint, or another engine that a mapping
+    /// Whose file layout to write: `vllm`, `sglang`, `hf` for an ordinary checkpoint, or another engine that a mapping
     /// table describes.
     #[arg(long, value_name = "ENGINE", default_value = "vllm")]
     pub layout: String,

@@ -18,6 +18,12 @@ pub struct Engine {
     /// Vocabulary rows are padded to a multiple of this.
     #[serde(default = "one")]
     pub vocab_multiple: u64,
+    /// Where that cannot be divided over the ranks, to the multiple times the ranks.
+    #[serde(default)]
+    pub vocab_widens: bool,
+    /// With whole experts on each rank, every rank must hold as many.
+    #[serde(default)]
+    pub even_experts: bool,
     /// What `{B}` stands for in a layer of the trunk.
     #[serde(default)]
     pub block: String,
@@ -36,6 +42,16 @@ impl Engine {
     /// Whether it reads one file per rank; otherwise an ordinary checkpoint.
     pub fn sharded(&self) -> bool {
         self.files.is_some()
+    }
+
+    /// Rows of a vocabulary of `rows`, padded for `tp` ranks.
+    pub fn padded_vocab(&self, rows: u64, tp: u64) -> u64 {
+        let multiple = self.vocab_multiple.max(1);
+        let padded = rows.next_multiple_of(multiple);
+        match self.vocab_widens && !padded.is_multiple_of(tp) {
+            true => rows.next_multiple_of(multiple.saturating_mul(tp)),
+            false => padded,
+        }
     }
 
     pub(super) fn check(&self) -> std::result::Result<(), String> {

@@ -116,8 +116,18 @@ impl Plan {
                 ),
             ));
         }
+        if policy.ep && engine.even_experts && !model.symbols.experts.is_multiple_of(policy.tp) {
+            let (experts, tp) = (model.symbols.experts, policy.tp);
+            return Err(Error::request(
+                "--ep",
+                format!(
+                    "{experts} experts over {tp} ranks, but {} holds as many on each; use a --tp that divides them",
+                    engine.engine
+                ),
+            ));
+        }
         let rows = model.index.get("model.embed_tokens.weight").map_or(0, |i| model.tensors[*i].rows());
-        let padded = rows.next_multiple_of(engine.vocab_multiple.max(1));
+        let padded = engine.padded_vocab(rows, policy.tp);
         let tied = !model.index.contains_key("lm_head.weight");
         let params = params::resolve(&engine, &model, gguf, &policy, policy.tp)?;
         let fates = fates(gguf, &model, &params);

@@ -402,13 +402,15 @@ impl Builder<'_> {
         let mut seen = BTreeMap::new();
         for param in &self.params {
             for member in &param.members {
-                if member.slice(self.padded_vocab(member), self.parts, 0).is_some() {
+                if member.slice(self.engine.padded_vocab(member.rows, self.parts), self.parts, 0).is_some() {
                     continue;
                 }
                 let (what, n) = match member.cut {
                     Cut::Heads | Cut::HeadCols => ("attention heads", member.heads),
                     Cut::KvHeads => ("key/value heads", member.heads),
-                    Cut::Vocab => ("rows of the padded vocabulary", self.padded_vocab(member)),
+                    Cut::Vocab => {
+                        ("rows of the padded vocabulary", self.engine.padded_vocab(member.rows, self.parts))
+                    }
                     Cut::Cols => ("columns", member.cols),
                     Cut::Rows | Cut::Whole => ("rows", member.rows),
                 };
@@ -427,17 +429,13 @@ impl Builder<'_> {
         }));
     }
 
-    fn padded_vocab(&self, member: &Member) -> u64 {
-        member.rows.next_multiple_of(self.engine.vocab_multiple.max(1))
-    }
-
     /// The largest number of ranks below the requested one that every cut allows.
     fn largest(&self) -> u64 {
         let fits = |parts: u64| {
             self.params.iter().all(|p| {
                 let parts = if p.stacked && self.policy.ep { 1 } else { parts };
                 p.members.iter().all(|m| {
-                    m.slice(self.padded_vocab(m), parts, 0).is_some()
+                    m.slice(self.engine.padded_vocab(m.rows, parts), parts, 0).is_some()
                         && (p.form != Form::Packed || m.aligned(parts))
                 })
             })
