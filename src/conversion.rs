@@ -13,6 +13,7 @@ use crate::plan::Plan;
 use crate::policy::Policy;
 use crate::spares;
 use crate::verify;
+use crate::workers;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -68,6 +69,25 @@ pub struct How<'a> {
     pub stop: &'a AtomicBool,
 }
 
+/// All ranks on all cores, 1 GiB of buffers on either side, a GPU for the types that one decodes faster; tells
+/// nothing and is not stopped.
+impl Default for How<'_> {
+    fn default() -> Self {
+        How {
+            ranks: None,
+            threads: 0,
+            memory: 1 << 30,
+            device: device::Choice::Auto,
+            device_memory: 1 << 30,
+            force: false,
+            allow_nonfinite: false,
+            note: &|_| {},
+            progress: &|_| {},
+            stop: &workers::NEVER,
+        }
+    }
+}
+
 impl Source {
     /// Opens the source, plans and makes the small files.
     ///
@@ -76,15 +96,13 @@ impl Source {
     /// Everything that stands in the way of a conversion.
     pub fn plan(&self, policy: Policy) -> Result<Planned> {
         let gguf = Gguf::open(&self.gguf)?;
-        let tables = Tables { dir: self.mappings.as_deref() };
-        let plan = Plan::new(&gguf, &tables, policy)?;
+        let plan = Plan::new(&gguf, &Tables { dir: self.mappings.as_deref() }, policy)?;
         spares::check(&gguf, &plan)?;
         let request = hf::Request {
             allow_unknown_keys: self.allow_unknown_keys,
             ..plan.directory(self.hf_config.clone(), self.mappings.clone())
         };
-        let mut made = hf::checked_files(&gguf, &request)?;
-        hf::check_parameters(&tables, &mut made, plan.model.index.keys().map(String::as_str))?;
+        let made = hf::checked_files(&gguf, &request)?;
         let mut notes: Vec<String> = gguf.notes().iter().map(ToString::to_string).collect();
         notes.extend(plan.model.notes.iter().cloned());
         notes.extend(made.notes);

@@ -28,6 +28,12 @@ pub struct Settings<'a> {
     pub stop: &'a AtomicBool,
 }
 
+impl Default for Settings<'_> {
+    fn default() -> Self {
+        Settings { threads: 0, progress: &|_| {}, stop: &workers::NEVER }
+    }
+}
+
 /// What was checked.
 #[derive(Debug)]
 pub struct Outcome {

@@ -5,6 +5,9 @@ use crate::manifest::LEAF;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+/// Of a run that nobody stops.
+pub static NEVER: AtomicBool = AtomicBool::new(false);
+
 /// Threads to use: as many as asked for (0: one per core), but no more than `memory` bytes feed.
 pub fn count(threads: usize, memory: u64) -> usize {
     let wanted = match threads {

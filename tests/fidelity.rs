@@ -3,9 +3,12 @@
 #![cfg(feature = "cli")]
 
 mod common;
+#[path = "common/packed.rs"]
+mod packed;
 mod support;
 
 use common::*;
+use packed::unpacked;
 use preshard::policy::{Fit, Keep, Policy, Weights};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -206,10 +209,6 @@ fn minimax_m2_is_the_original_and_its_slices() {
 #[test]
 fn glm4moe_and_its_draft_are_the_original_and_its_slices() {
     as_the_original("glm4moe");
-}
-#[test]
-fn deepseek32_and_its_draft_are_the_original_and_its_slices() {
-    as_the_original("deepseek32");
 }
 
 #[test]

@@ -12,6 +12,7 @@ pub use expect::expected;
 
 use crate::error::{Error, Result, shown, shown_path};
 use crate::manifest::{Manifest, Member, Shard, Tensor};
+use crate::workers;
 use bytes::{Bytes, Read};
 use serde::Serialize;
 use serde_json::Value;
@@ -112,6 +113,12 @@ pub struct Settings<'a> {
     pub threads: usize,
     /// Set when the run is to stop.
     pub stop: &'a AtomicBool,
+}
+
+impl Default for Settings<'_> {
+    fn default() -> Self {
+        Settings { threads: 0, stop: &workers::NEVER }
+    }
 }
 
 /// Compares two conversions.
