@@ -7,7 +7,7 @@ fn main() -> io::Result<()> {
     let root = Path::new(&env::var("CARGO_MANIFEST_DIR").map_err(io::Error::other)?).join("mappings");
     let mut list = String::from("/// The tables compiled in: folder, name and text.\n");
     list += "const BUILTIN: &[(&str, &str, &str)] = &[\n";
-    for folder in ["arch", "config", "engine"] {
+    for folder in ["arch", "class", "config", "engine"] {
         let dir = root.join(folder);
         println!("cargo::rerun-if-changed={}", dir.display());
         let mut paths = Vec::new();

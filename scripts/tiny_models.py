@@ -31,15 +31,16 @@ SHARED = dict(vocab_size=512, hidden_size=32, num_attention_heads=4, num_hidden_
 GROUPED = dict(SHARED, num_key_value_heads=2, head_dim=32)
 # Written by transformers, but no fact about the model, or a default of its class.
 SILENT = {"transformers_version", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "initializer_range",
-          "use_cache", "partial_rotary_factor", "attention_dropout", "layer_types", "pretraining_tp"}
+          "use_cache", "partial_rotary_factor", "attention_dropout", "layer_types", "pretraining_tp", "mlp_bias", "mlp_layer_types"}
 
 # The converter refuses a tokenizer whose hash it does not know, and that of a small random vocabulary is not.
 CONVERT = """
 import sys
 root = sys.argv.pop(1); sys.path[:0] = [root, root + "/gguf-py"]
-from conversion import base
+from conversion import base, deepseek
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "llama-bpe"
 base.TextModel._set_vocab_glm = lambda self: self._set_vocab_gpt2()
+deepseek.DeepseekV32Model.set_vocab = lambda self: self._set_vocab_gpt2()
 import convert_hf_to_gguf; convert_hf_to_gguf.main()
 """
 
@@ -59,7 +60,18 @@ def glm4moe():
     return config, transformers.Glm4MoeForCausalLM, dict(num_nextn_predict_layers=1, rope_theta=1000000.0, partial_rotary_factor=0.5, rope_parameters=None)
 
 
-MODELS = {"minimax-m2": minimax_m2, "glm4moe": glm4moe}
+def deepseek32():
+    yarn = dict(factor=40.0, beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=4096)
+    config = transformers.DeepseekV32Config(**(SHARED | dict(max_position_embeddings=163840)), num_key_value_heads=4, intermediate_size=64,
+        q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32, n_routed_experts=4, num_experts_per_tok=2,
+        n_shared_experts=1, moe_intermediate_size=64, first_k_dense_replace=1, routed_scaling_factor=2.5, n_group=2, topk_group=1,
+        norm_topk_prob=True, index_n_heads=4, index_head_dim=64, index_topk=64, rms_norm_eps=1e-6,
+        rope_parameters=dict(yarn, rope_theta=10000.0, rope_type="yarn"))
+    return config, transformers.DeepseekV32ForCausalLM, dict(num_nextn_predict_layers=1, rope_theta=10000.0, rope_parameters=None,
+        rope_scaling=dict(yarn, type="yarn", rope_type="yarn"), scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
+
+
+MODELS = {"minimax-m2": minimax_m2, "glm4moe": glm4moe, "deepseek32": deepseek32}
 # Tensors that the original holds as f32.
 EXACT = ("e_score_correction_bias", "block_sparse_moe.gate.weight")
 # Norms whose classes add 1 to what is stored.
@@ -145,23 +157,23 @@ for name in MODELS:
     with tempfile.TemporaryDirectory() as work:
         folder = f"{work}/tiny-{name}"
         described = make(name, folder)
-        draft = ["--draft"] if described.get("num_nextn_predict_layers") else []
-        runs = [f"--run={r}" for r in ("1", "2", "4", "2ep") if r != "2ep" or name not in NO_EP]
-        subprocess.run([sys.executable, f"{HERE}/vllm_state.py", folder, f"{work}/cases", *runs, *draft], check=True)
-        with open(f"{work}/cases") as f:
-            cases = {"--layout hf --weights bf16": {"model.safetensors": listing(f"{folder}/model.safetensors")}} | json.load(f)
         for made in ("arch", f"hf/{name}"): os.makedirs(f"{FIXTURES}/{made}", exist_ok=True)
         shutil.copy(f"{folder}/config.json", f"{FIXTURES}/hf/{name}/config.json")
         files = {}
         for kind in ("bf16", "q8_0"):
             path = f"{work}/{name}-{kind}.gguf"
             subprocess.run([sys.executable, "-c", CONVERT, a.llama_cpp, folder, "--outfile", path, "--outtype", kind],
-                           check=True, stderr=subprocess.DEVNULL)
+                           check=True, stderr=None if a.check else subprocess.DEVNULL)
             with open(path, "rb") as f:
                 data = f.read()
             files[f"{name}-{kind}.gguf"] = blake3(data).hexdigest()
             packed(f"{FIXTURES}/arch/{name}-{kind}.gguf.z", data)
             if a.check:
                 check(a.check, name, folder, path)
+        draft = ["--draft"] if described.get("num_nextn_predict_layers") else []
+        runs = [f"--run={r}" for r in ("1", "2", "4", "2ep") if r != "2ep" or name not in NO_EP]
+        subprocess.run([sys.executable, f"{HERE}/vllm_state.py", folder, f"{work}/cases", *runs, *draft], check=True)
+        with open(f"{work}/cases") as f:
+            cases = {"--layout hf --weights bf16": {"model.safetensors": listing(f"{folder}/model.safetensors")}} | json.load(f)
         packed(f"{FIXTURES}/expected/{name}.json.z", json.dumps({"files": files, "cases": cases}).encode())
         print(f"{name}: {len(cases)} cases")

@@ -96,13 +96,15 @@ impl Source {
     /// Everything that stands in the way of a conversion.
     pub fn plan(&self, policy: Policy) -> Result<Planned> {
         let gguf = Gguf::open(&self.gguf)?;
-        let plan = Plan::new(&gguf, &Tables { dir: self.mappings.as_deref() }, policy)?;
+        let tables = Tables { dir: self.mappings.as_deref() };
+        let plan = Plan::new(&gguf, &tables, policy)?;
         spares::check(&gguf, &plan)?;
         let request = hf::Request {
             allow_unknown_keys: self.allow_unknown_keys,
             ..plan.directory(self.hf_config.clone(), self.mappings.clone())
         };
-        let made = hf::checked_files(&gguf, &request)?;
+        let mut made = hf::checked_files(&gguf, &request)?;
+        hf::check_parameters(&tables, &mut made, plan.model.index.keys().map(String::as_str))?;
         let mut notes: Vec<String> = gguf.notes().iter().map(ToString::to_string).collect();
         notes.extend(plan.model.notes.iter().cloned());
         notes.extend(made.notes);

@@ -210,6 +210,10 @@ fn minimax_m2_is_the_original_and_its_slices() {
 fn glm4moe_and_its_draft_are_the_original_and_its_slices() {
     as_the_original("glm4moe");
 }
+#[test]
+fn deepseek32_and_its_draft_are_the_original_and_its_slices() {
+    as_the_original("deepseek32");
+}
 
 #[test]
 fn tiny_llama() {

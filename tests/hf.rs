@@ -9,6 +9,7 @@ use common::{Builder, F16};
 use packed::unpacked;
 use preshard::gguf::Gguf;
 use preshard::hf::{self, Files, Request};
+use preshard::mapping::Tables;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,7 @@ const MODELS: &[(&str, &str)] = &[
     ("tiny-dsv3", "hf/tiny-dsv3/metadata.gguf"),
     ("tiny-dsv3", "hf/tiny-dsv3-legacy-kvb/metadata.gguf"),
     ("tiny-glm5", "glm5/tiny-glm5-UD-Q4_K_XL-00001-of-00003.gguf"),
+    ("deepseek32", "arch/deepseek32-q8_0.gguf.z"),
     ("glm4moe", "arch/glm4moe-q8_0.gguf.z"),
     ("glm52", "hf/glm52/metadata.gguf"),
     ("kimi", "hf/kimi/metadata.gguf"),
@@ -250,8 +252,9 @@ fn without_its_indexer_glm_is_deepseek_v3() {
 fn layers_that_share_an_indexer() {
     let gguf = open("hf/glm52/metadata.gguf");
     let full = [true, true, true, false, false, false, true, false];
-    assert_eq!(hf::indexer_layers(&gguf, 8).unwrap(), full);
-    let error = hf::indexer_layers(&gguf, 9).unwrap_err().to_string();
+    let group = &Tables::default().arch("glm-dsa").unwrap().0.groups["indexer"];
+    assert_eq!(hf::indexer_layers(&gguf, group, 8, 1).unwrap(), full);
+    let error = hf::indexer_layers(&gguf, group, 9, 1).unwrap_err().to_string();
     assert!(error.contains("8 entries") && error.contains("9 layers"), "{error}");
 
     // Without the key: from the tensors, unless every layer has a copy in a file with GLM-5.2's context.
@@ -262,7 +265,7 @@ fn layers_that_share_an_indexer() {
             builder = builder.tensor(format!("blk.{layer}.indexer.attn_k.weight"), F16, &[1], vec![0; 2]);
         }
         let gguf = Gguf::open(&[builder.write(directory.path().join("model.gguf"))]).unwrap();
-        hf::indexer_layers(&gguf, 8).unwrap()
+        hf::indexer_layers(&gguf, group, 8, 1).unwrap()
     };
     assert_eq!(with(1 << 20, &[0, 1, 2, 6]), full);
     assert_eq!(with(1 << 20, &[0, 1, 2, 3, 4, 5, 6, 7]), full);

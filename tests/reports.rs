@@ -15,6 +15,8 @@ mod mapping;
 mod metadata;
 #[path = "reports/output.rs"]
 mod output;
+#[path = "reports/parameters.rs"]
+mod parameters;
 #[path = "reports/shards.rs"]
 mod shards;
 #[path = "reports/types.rs"]

@@ -112,6 +112,12 @@ impl Architecture {
         self.symbols.get(name)?.as_str()
     }
 
+    /// Every class that a config.json of the architecture may name.
+    #[cfg(test)]
+    pub(super) fn classes(&self) -> impl Iterator<Item = &str> {
+        self.model.iter().map(|choice| &choice.class).chain(&self.kin).map(String::as_str)
+    }
+
     /// GGUF's name of it.
     pub(super) fn name(&self) -> &str {
         &self.architecture

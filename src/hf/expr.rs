@@ -8,7 +8,7 @@
 //! and     = compare ("and" compare)*    default = sum ("??" sum)*
 //! sum     = product (("+" | "-") product)*
 //! product = unary (("*" | "/") unary)*  unary   = "not" unary | atom
-//! atom    = number | 'text' | name | tensor('name') | if(or, or, or) | nonzero(or) | "true" | "false" | "null" | "omit" | "(" or ")"
+//! atom    = number | 'text' | name | tensor('name') | if(or, or, or) | nonzero(or) | at(or, or) | "true" | "false" | "null" | "omit" | "(" or ")"
 //! ```
 
 use crate::error::{Error, Result};
@@ -264,6 +264,18 @@ impl Parser<'_> {
                 let zero = matches!(&value, Outcome::Is(v) if v.as_f64() == Some(0.0));
                 if zero { Outcome::Absent } else { value }
             }
+            // An element of a list, counted from 0.
+            "at" if self.take("(") => {
+                let list = self.or()?;
+                self.expect(",")?;
+                let place = self.or()?;
+                self.expect(")")?;
+                let (Outcome::Is(list), Outcome::Is(place)) = (&list, &place) else {
+                    return Ok(Outcome::Absent);
+                };
+                let place = place.as_u64().and_then(|n| usize::try_from(n).ok());
+                place.and_then(|n| list.get(n)).map_or(Outcome::Absent, |value| Outcome::Is(value.clone()))
+            }
             name => self.names.value(name)?.map_or(Outcome::Absent, Outcome::Is),
         })
     }
@@ -315,6 +327,7 @@ mod tests {
                 "block_count" => Some(79.into()),
                 "nextn_predict_layers" => Some(1.into()),
                 "rope.scaling.type" => Some("yarn".into()),
+                "kinds" => Some(vec!["full", "shared"].into()),
                 _ => None,
             })
         }
@@ -339,6 +352,10 @@ mod tests {
         assert_eq!(value("nonzero(block_count - 79) ?? 5"), Outcome::Is(5.into()));
         assert_eq!(value("nonzero(block_count)"), Outcome::Is(79.into()));
         assert_eq!(value("nonzero(dense)"), Outcome::Absent);
+        assert_eq!(value("at(kinds, 1)"), Outcome::Is("shared".into()));
+        assert_eq!(value("at(kinds, 2) ?? 'none'"), Outcome::Is("none".into()));
+        assert_eq!(value("at(dense, 0)"), Outcome::Absent);
+        assert_eq!(value("at(block_count, 0)"), Outcome::Absent);
         assert_eq!(value("dense ?? omit"), Outcome::Omit);
         assert_eq!(value("q_lora_rank ?? null"), Outcome::Is(Value::Null));
     }

@@ -6,6 +6,7 @@ use super::rope::{self, Llama3};
 use super::vocab::Vocab;
 use crate::error::{Error, Result};
 use crate::gguf::{self, Gguf};
+use crate::mapping::Group;
 use serde_json::Value;
 use std::cell::{Cell, OnceCell, RefCell};
 
@@ -134,7 +135,9 @@ impl Names for Facts<'_> {
             "rope_factors.short" => self.rope_factors("rope_factors_short.weight")?,
             "indexer.types" | "indexer.freq" | "indexer.offset" | "indexer.pattern" => {
                 let trunk = self.layers_of("block_count")?.unwrap_or(0).saturating_sub(mtp()?);
-                let full = indexer_layers(self.gguf, trunk)?;
+                let (arch, _) = self.request.tables().arch(self.architecture)?;
+                let Some(group) = arch.groups.get("indexer") else { return Ok(None) };
+                let full = indexer_layers(self.gguf, group, trunk, mtp()?)?;
                 if full.iter().all(|f| *f) { None } else { sharing(&full, name) }
             }
             _ => {
@@ -175,35 +178,39 @@ impl Facts<'_> {
 }
 
 /// Which of the first `trunk` layers run their own indexer; the others reuse the choice of the last
-/// that does (GLM-5.2). From the metadata where it says so, else by llama.cpp's rule: a context of 2^20
-/// is GLM-5.2, whose schedule is 3 layers, then every fourth; in any other model every layer has its own.
+/// that does (GLM-5.2). From the metadata where it says so, else by the table's schedule; a `group` that
+/// names neither is in every layer. `mtp`: layers after the trunk.
 /// The tensors do not tell: some files carry a copy of the indexer in every layer, and one may be missing.
-pub fn indexer_layers(gguf: &Gguf, trunk: u64) -> Result<Vec<bool>> {
-    const KEY: &str = "glm-dsa.attention.indexer.types";
+pub fn indexer_layers(gguf: &Gguf, group: &Group, trunk: u64, mtp: u64) -> Result<Vec<bool>> {
     if trunk > 1 << 16 {
         return Err(Error::source("block_count", format!("{trunk} layers: not a model")));
     }
-    if let Some(array) = gguf.metadata().array(KEY)? {
+    if let Some(key) = &group.owners
+        && let Some(array) = gguf.metadata().array(key)?
+    {
         let types: Vec<bool> = array
             .iter()
             .map(|v| matches!(v, gguf::Value::Bool(true) | gguf::Value::U64(1..) | gguf::Value::I64(1..)))
             .collect();
         // Older converters counted the draft layers in.
-        let mtp = gguf.metadata().count("glm-dsa.nextn_predict_layers")?.unwrap_or(0);
-        if ![trunk, trunk + mtp].contains(&(types.len() as u64)) {
+        if ![trunk, trunk.saturating_add(mtp)].contains(&(types.len() as u64)) {
             return Err(Error::source(
-                KEY,
+                key,
                 format!(
                     "{} entries, expected one for each of {trunk} layers, or {} with the MTP block: convert to GGUF again",
                     types.len(),
-                    trunk + mtp
+                    trunk.saturating_add(mtp)
                 ),
             ));
         }
         return Ok(types[..trunk as usize].to_vec());
     }
-    let long = gguf.metadata().count("glm-dsa.context_length")?.unwrap_or(0) >= 1 << 20;
-    Ok((0..trunk).map(|layer| !long || follows(layer, 4, 3)).collect())
+    if let Some(schedule) = &group.schedule
+        && gguf.metadata().count(&schedule.key)?.unwrap_or(0) >= schedule.least
+    {
+        return Ok((0..trunk).map(|layer| follows(layer, schedule.every, schedule.after)).collect());
+    }
+    Ok(vec![true; trunk as usize])
 }
 
 /// Whether `layer` runs its indexer under a schedule, as vLLM and transformers compute it.

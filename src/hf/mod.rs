@@ -13,6 +13,7 @@ mod given;
 #[cfg(test)]
 mod key_table;
 mod keys;
+mod parameters;
 mod pretokenizer;
 mod rope;
 mod spm;
@@ -30,6 +31,7 @@ use std::path::PathBuf;
 use vocab::Vocab;
 
 pub use facts::indexer_layers;
+pub use parameters::check_parameters;
 
 /// What decides the files besides the GGUF.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,6 +99,8 @@ pub struct Model {
 pub struct Files {
     /// The model that they describe.
     pub model: Model,
+    /// config.json.
+    pub config: Map<String, Value>,
     /// Name and content, sorted by name.
     pub files: Vec<(String, Vec<u8>)>,
     /// One line each.
@@ -115,7 +119,7 @@ fn model_of(gguf: &Gguf, rules: &Architecture, given: &Given, request: &Request)
 /// When metadata that a file needs is missing, the tokenizer is of a kind or pre-tokeniser unknown
 /// here, or a given file contradicts the GGUF. Where a given file makes up for it, it is no error.
 pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
-    Ok(made(gguf, &Architecture::of(gguf, &request.tables())?, request)?.0)
+    made(gguf, &Architecture::of(gguf, &request.tables())?, request)
 }
 
 /// As [`files`], with config.json held against the tensors' shapes.
@@ -124,13 +128,13 @@ pub fn files(gguf: &Gguf, request: &Request) -> Result<Files> {
 /// Those of [`files`], and a config.json that contradicts the tensors.
 pub fn checked_files(gguf: &Gguf, request: &Request) -> Result<Files> {
     let rules = Architecture::of(gguf, &request.tables())?;
-    let (made, config) = made(gguf, &rules, request)?;
-    rules.check_shapes(gguf, &config)?;
+    let made = made(gguf, &rules, request)?;
+    rules.check_shapes(gguf, &made.config)?;
     Ok(made)
 }
 
-/// The files by the rules of an architecture, and config.json before it becomes text.
-fn made(gguf: &Gguf, rules: &Architecture, request: &Request) -> Result<(Files, Map<String, Value>)> {
+/// The files by the rules of an architecture.
+fn made(gguf: &Gguf, rules: &Architecture, request: &Request) -> Result<Files> {
     let mut notes = Vec::new();
     let mut files: Vec<(String, Vec<u8>)> = Vec::new();
     let given = request.hf_config.as_deref().map(Given::read).transpose()?;
@@ -209,7 +213,7 @@ fn made(gguf: &Gguf, rules: &Architecture, request: &Request) -> Result<(Files, 
         made_tokenizer(gguf, vocab, &[], &mut files, &mut notes)?;
     }
     files.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok((Files { model, files, notes }, config))
+    Ok(Files { model, config, files, notes })
 }
 
 /// tokenizer.json and tokenizer_config.json from the GGUF.

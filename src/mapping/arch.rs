@@ -32,6 +32,24 @@ pub struct Arch {
 pub struct Group {
     /// Why tensors of layers that share another layer's group are dropped.
     pub reason: String,
+    /// The metadata key of an array that says of each layer whether it has the group; all have it when absent.
+    pub owners: Option<String>,
+    /// Which layers have it in a file without that key; all of them when absent.
+    pub schedule: Option<Schedule>,
+}
+
+/// Layers that have a group, counted: `after`, and then every so many.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// The metadata key by which the models that keep to the schedule are known.
+    pub key: String,
+    /// They have at least this value there.
+    pub least: u64,
+    /// One layer in so many has the group, at least 1.
+    pub every: u64,
+    /// The first layers of the model have it, the last of them is number `after - 1`.
+    pub after: u64,
 }
 
 /// The engine table that serves a `--layout`.

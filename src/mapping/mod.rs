@@ -8,7 +8,7 @@ mod arch;
 mod engine;
 pub(crate) mod tables;
 
-pub use arch::{Arch, DropRule, EngineChoice, Group, SymbolSource, TensorRule, Via};
+pub use arch::{Arch, DropRule, EngineChoice, Group, Schedule, SymbolSource, TensorRule, Via};
 pub use engine::{ConstantRule, Cut, Engine, Files, Packed, ParamRule, Part, Serve, Stage};
 pub use tables::Tables;
 

@@ -9,7 +9,7 @@ use crate::gguf::Gguf;
 use crate::mapping::{Cut, Engine, ParamRule, Part, Stage};
 use crate::policy::{self, Fit, Policy, Weights};
 use crate::quant::{Float, GgmlType, TYPES};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// One parameter of the engine.
@@ -127,6 +127,7 @@ pub fn resolve(
         gguf,
         policy,
         parts,
+        layers: model.tensors.iter().filter_map(|t| t.layer).collect(),
         used: vec![false; model.tensors.len()],
         params: Vec::new(),
         problems: Vec::new(),
@@ -164,6 +165,8 @@ struct Builder<'a> {
     gguf: &'a Gguf,
     policy: &'a Policy,
     parts: u64,
+    /// Layers of which the model has a tensor.
+    layers: BTreeSet<u64>,
     used: Vec<bool>,
     params: Vec<Param>,
     problems: Vec<Error>,
@@ -186,9 +189,7 @@ impl Builder<'_> {
             let at = |name: &str| name.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default());
             let exists = |name: &str| self.model.index.contains_key(name);
             // A dropped MTP block leaves nothing behind that its draft would need.
-            let block_gone = layer.is_some_and(|l| {
-                l >= symbols.trunk && !exists(&format!("model.layers.{l}.input_layernorm.weight"))
-            });
+            let block_gone = layer.is_some_and(|l| l >= symbols.trunk && !self.layers.contains(&l));
             let unwanted = rule.without.as_ref().is_some_and(|w| exists(&at(w)))
                 || rule.with.as_ref().is_some_and(|w| !exists(&at(w)));
             if block_gone || unwanted {

@@ -130,9 +130,12 @@ struct Resolver<'a> {
 impl<'a> Resolver<'a> {
     fn run(&mut self, policy: &Policy) -> Result<()> {
         let mtp_without_tensors = self.mtp_absent();
-        let owners = match self.arch.groups.is_empty() {
-            true => Vec::new(),
-            false => hf::indexer_layers(self.gguf, self.model.symbols.trunk)?,
+        let symbols = &self.model.symbols;
+        let owners = match self.arch.groups.get("indexer") {
+            None => Vec::new(),
+            Some(group) => {
+                hf::indexer_layers(self.gguf, group, symbols.trunk, symbols.blocks - symbols.trunk)?
+            }
         };
         let (uses, spares) = self.uses()?;
         for use_ in uses {
