@@ -86,6 +86,7 @@ CLASSES = {
             dict(indexer_types=["full", "shared", "full", "shared"]),
         ],
     ),
+    "DeepseekV32ForCausalLM": (dict(LATENT, **INDEXER), [{}, dict(tie_word_embeddings=True), dict(first_k_dense_replace=3)]),
     "Glm4MoeForCausalLM": (
         dict(DENSE, **EXPERTS, num_hidden_layers=3, first_k_dense_replace=1, n_routed_experts=4, n_shared_experts=1, n_group=1, topk_group=1),
         [{}, dict(use_qk_norm=True), dict(attention_bias=True), dict(tie_word_embeddings=True), dict(first_k_dense_replace=0)],

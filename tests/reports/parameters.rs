@@ -1,7 +1,6 @@
 //! What the class of config.json declares is what is written: nothing missing, nothing over. What transformers' classes
 //! declare is held by mappings/class, whose own test compares it with what transformers saves.
 
-use super::*;
 use crate::common::{Builder, F32};
 use crate::support::models::{DEEPSEEK, GLM, LLAMA, MIXTRAL, Mla, QWEN2, QWEN3, QWEN3MOE, q4_k};
 use crate::support::{preshard, stderr};
