@@ -429,6 +429,7 @@ fn shard_record(shard: &ShardPlan, records: &Records) -> manifest::Shard {
         bytes: t.bytes,
         logical: t.logical.clone(),
         members: t.members.clone(),
+        recoded: t.recoded.clone(),
         decoded: t.decoded.clone(),
         nonfinite,
         aliases: t.aliases.clone(),

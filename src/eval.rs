@@ -4,6 +4,7 @@
 //! leaf, verification against the source, output that does not depend on the thread count.
 
 use crate::error::{Error, Result};
+use crate::forms::{Form, Piece};
 use crate::gguf::{Gguf, Tensor};
 use crate::hash::leaf_range;
 use crate::plan::Plan;
@@ -61,7 +62,7 @@ pub fn source_order(gguf: &Gguf, shard: &ShardPlan, leaf: u64) -> (usize, u64) {
         let from = range.start.saturating_sub(tensor.offset);
         let first = tensor.bands.partition_point(|b| b.start + b.bytes() <= from);
         for band in &tensor.bands[first..] {
-            if let Fill::Packed(view) | Fill::Float(view, _) = &band.fill {
+            if let Fill::Packed(view) | Fill::Recoded(view, ..) | Fill::Float(view, _) = &band.fill {
                 let t = &gguf.tensors()[view.tensor];
                 let row = from.saturating_sub(band.start) / band.width.max(1);
                 let stored = match view.order {
@@ -145,6 +146,7 @@ impl Evaluator<'_> {
                 Ok(0)
             }
             Fill::Packed(view) => Ok(self.packed(view, band.width, range, out)),
+            Fill::Recoded(view, form, piece, to) => self.recoded(view, form, *piece, *to, range, out),
             Fill::Float(view, to) => self.float(view, *to, range, out),
         }
     }
@@ -184,6 +186,51 @@ impl Evaluator<'_> {
             at += to - from;
         }
         nonfinite
+    }
+
+    /// Blocks in another form; returns the non-finite blocks that start there, which are counted with the codes.
+    fn recoded(
+        &self,
+        view: &View,
+        form: &Form,
+        piece: Piece,
+        to: Float,
+        range: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<u64> {
+        let tensor = &self.gguf.tensors()[view.tensor];
+        let (data, ty) = (self.gguf.data(tensor), tensor.ty);
+        let blocks = (view.cols.end - view.cols.start) / ty.block;
+        let (stride, skip) = (cols_of(tensor) / ty.block, view.cols.start / ty.block);
+        let size = form.block_bytes(piece, ty);
+        let mut cut = vec![0; size as usize];
+        let mut nonfinite = 0;
+        // Blocks of the band, counted over its rows. The leaf may cut the first and the last.
+        for i in range.start / size..range.end.div_ceil(size) {
+            let row = view.matrix * rows_of(tensor) + stored_row(view, i / blocks);
+            let number = row * stride + skip + i % blocks;
+            let block = &data[(number * ty.bytes) as usize..][..ty.bytes as usize];
+            let (a, b) = (range.start.max(i * size), range.end.min((i + 1) * size));
+            let dst = &mut out[(a - range.start) as usize..(b - range.start) as usize];
+            let whole = b - a == size;
+            form.encode(piece, ty, block, to, if whole { &mut *dst } else { &mut cut });
+            if !whole {
+                dst.copy_from_slice(&cut[(a - i * size) as usize..(b - i * size) as usize]);
+            }
+            if piece == Piece::Codes {
+                nonfinite += if a == i * size { ty.count_nonfinite(block) } else { 0 };
+            } else if !self.allow_nonfinite && count_nonfinite(to, dst) > 0 {
+                let what = match ty.count_nonfinite(block) {
+                    0 => "has a scale of more than the 65504 of f16; convert with --weights fast",
+                    _ => {
+                        "decodes to NaN or infinity (its scale is damaged); get a sound file, or pass \
+                          --allow-nonfinite to convert it as it is"
+                    }
+                };
+                return Err(Error::source(&tensor.name, format!("{} block {number} {what}", ty.name)));
+            }
+        }
+        Ok(nonfinite)
     }
 
     /// Decoded or cast elements.

@@ -107,6 +107,8 @@ pub mod error;
 #[cfg(feature = "convert")]
 pub mod eval;
 #[cfg(feature = "convert")]
+pub mod forms;
+#[cfg(feature = "convert")]
 pub mod gguf;
 #[cfg(feature = "cuda")]
 pub mod gpu;

@@ -34,7 +34,14 @@ pub struct Policy {
     pub misaligned: Fit,
     /// Joined members of unlike types.
     pub mixed: Fit,
+    /// What packed weights may lose in another form, in millionths (see [`MAX_ERROR`]); with [`Weights::Fast`] and
+    /// [`Weights::FastF16`] alone. None before planning: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_error: Option<u64>,
 }
+
+/// [`Policy::max_error`] when none is given: two to three times what rounding to bf16 loses.
+pub const MAX_ERROR: u64 = 5000;
 
 impl Default for Policy {
     fn default() -> Policy {
@@ -51,6 +58,7 @@ impl Default for Policy {
             mtp: Keep::Keep,
             misaligned: Fit::Refuse,
             mixed: Fit::Refuse,
+            max_error: None,
         }
     }
 }
@@ -68,6 +76,18 @@ pub enum Weights {
     F16,
     /// All decoded to f32.
     F32,
+    /// Packed weights in forms that tensor cores take, bf16 elsewhere.
+    Fast,
+    /// The same with f16.
+    #[serde(rename = "fast-f16")]
+    FastF16,
+}
+
+impl Weights {
+    /// Whether packed weights are written in other forms.
+    pub fn recodes(self) -> bool {
+        matches!(self, Weights::Fast | Weights::FastF16)
+    }
 }
 
 /// What to do with tensors that a policy decides about.

@@ -133,11 +133,19 @@ fn a_leaf_may_begin_anywhere() {
     let glm = damaged(GLM.build(&types), "blk.1.attn_q_a.weight", &[256, 256]);
     let dir = tempfile::tempdir().unwrap();
     let mut numbers = Numbers::of("leaves");
-    for (model, weights) in
-        [(&llama, Weights::Keep), (&glm, Weights::Keep), (&llama, Weights::Bf16), (&glm, Weights::F32)]
-    {
+    for (model, weights) in [
+        (&llama, Weights::Keep),
+        (&glm, Weights::Keep),
+        (&llama, Weights::Bf16),
+        (&glm, Weights::F32),
+        (&llama, Weights::Fast),
+        (&glm, Weights::FastF16),
+    ] {
         let gguf = Gguf::open(&[model.write(dir.path().join("m.gguf"))]).unwrap();
-        let options = Policy { tp: 2, weights, ..Policy::default() };
+        let options = match weights {
+            Weights::Fast | Weights::FastF16 => Policy { layout: "hf".into(), weights, ..Policy::default() },
+            _ => Policy { tp: 2, weights, ..Policy::default() },
+        };
         let mut plan = Plan::new(&gguf, &Tables::default(), options).unwrap();
         let mut shard = plan.shards.remove(0);
         let evaluator = Evaluator { plan: &plan, gguf: &gguf, decoder: &Decoder::CPU, allow_nonfinite: true };

@@ -60,6 +60,7 @@ const ALONE: &[&str] = &[
     "/model/layout",
     "/policy/layout",
     "/policy/max_file_size",
+    "/policy/max_error",
     "/shards//tensors//nonfinite",
     "/files//file",
     "/files//bytes",
@@ -69,7 +70,8 @@ const ALONE: &[&str] = &[
 ];
 
 /// More of them in an ordinary checkpoint, which no second rank bears out.
-const ALONE_IN_A_CHECKPOINT: &[&str] = &["/model/experts", "/shards//tensors//members//from/"];
+const ALONE_IN_A_CHECKPOINT: &[&str] =
+    &["/model/experts", "/shards//tensors//members//from/", "/shards//tensors//decoded"];
 
 /// Every scalar of a manifest with its place, of each kind of place the first, the last and one between.
 fn places(value: &Value) -> Vec<(String, String)> {
@@ -123,6 +125,7 @@ fn every_field_is_held_against_the_others() {
         (MOE, &["--tp", "2", "--ep", "--weights", "bf16"]),
         (LLAMA, &["--tp", "2", "--pp", "2", "--misaligned", "dequantise"]),
         (MOE, &["--layout", "hf", "--max-file-size", "200KB"]),
+        (LLAMA, &["--layout", "hf", "--weights", "fast", "--max-file-size", "200KB"]),
     ] {
         let made = made(source, args);
         assert_eq!(made.refusal(&made.manifest), None);

@@ -17,7 +17,7 @@ __all__ = ["Converted", "Fate", "Plan", "PlannedFile", "Verified", "convert", "p
 Path = str | os.PathLike[str]
 Keep = Literal["keep", "drop"]
 Fit = Literal["refuse", "dequantise", "dequantize"]
-Weights = Literal["keep", "bf16", "f16", "f32"]
+Weights = Literal["keep", "bf16", "f16", "f32", "fast", "fast-f16"]
 Progress = Callable[[int, int], object]
 
 
@@ -105,6 +105,7 @@ def plan(
     mixed: Fit = "refuse",
     layout: str = "vllm",
     max_file_size: int = 50_000_000_000,
+    max_error: float | None = None,
     mappings: Path | None = None,
     allow_unknown_keys: bool = False,
 ) -> Plan:
@@ -141,6 +142,7 @@ def convert(
     mixed: Fit = "refuse",
     layout: str = "vllm",
     max_file_size: int = 50_000_000_000,
+    max_error: float | None = None,
     hf_config: Path | None = None,
     mappings: Path | None = None,
     allow_unknown_keys: bool = False,
@@ -160,9 +162,10 @@ def convert(
     :param source: the GGUF: a file, any file of a split set, all of them, or the directory.
     :param tp: tensor-parallel ranks. ``pp``: pipeline stages, of ``pp_layers`` layers each.
     :param ep: place whole experts on the ranks instead of cutting each.
-    :param weights: ``"keep"`` leaves packed weights packed where the engine computes with them; the
-        others decode everything. An ordinary checkpoint (``layout="hf"``) holds no packed weights and
-        takes ``"keep"`` for ``"bf16"``.
+    :param weights: ``"keep"`` leaves packed weights packed where the engine computes with them;
+        ``"fast"`` and ``"fast-f16"``, with ``layout="hf"``, write them in forms that tensor cores take; the
+        others decode everything. An ordinary checkpoint (``layout="hf"``) takes ``"keep"`` for ``"bf16"``.
+    :param max_error: the most, in percent, that ``"fast"`` may lose; 0.5 when ``None``.
     :param indexer: the DSA indexer of GLM-5. ``mtp``: the multi-token-prediction block.
     :param misaligned: packed tensors whose cut falls inside a block.
     :param mixed: joined tensors of which some are packed and some are not.
@@ -191,6 +194,7 @@ def convert(
         "mixed": mixed,
         "layout": layout,
         "max_file_size": max_file_size,
+        "max_error": max_error,
         "hf_config": None if hf_config is None else os.fspath(hf_config),
         "mappings": None if mappings is None else os.fspath(mappings),
         "allow_unknown_keys": allow_unknown_keys,

@@ -16,6 +16,7 @@ __all__ = [
     "Member",
     "Model",
     "Policy",
+    "Recoded",
     "ShardEntry",
     "Shards",
     "SmallFile",
@@ -65,11 +66,13 @@ class Policy:
     layout: str
     max_file_size: int
     weights: str
-    """``keep``, ``bf16``, ``f16`` or ``f32``."""
+    """``keep``, ``bf16``, ``f16``, ``f32``, ``fast`` or ``fast-f16``."""
     indexer: str
     mtp: str
     misaligned: str
     mixed: str
+    max_error: int | None = None
+    """What packed weights may lose in another form, in millionths."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,20 @@ class Member:
     """First row here and the end; rows of each expert's matrix in a stack."""
     row_bytes: int | None
     """Bytes of one row before padding to the widest member; packed tensors only."""
+
+
+@dataclass(frozen=True)
+class Recoded:
+    """A form of packed weights for tensor cores, and what of it a tensor holds."""
+
+    holds: str
+    """``codes``, ``scales`` or ``shape``."""
+    bits: int
+    """Bits of a code."""
+    group: int
+    """Columns that share a scale."""
+    error: int
+    """What the weights lose, in millionths of their root mean square; measured on a sample."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +127,13 @@ class TensorEntry:
     """NaN and infinity in it: packed blocks, or elements of a float tensor."""
     aliases: tuple[str, ...]
     """Other names by which the engine reaches the same storage."""
+    recoded: Recoded | None = None
+    """The form that a quantised source was written in, when it was."""
 
     @property
     def packed(self) -> bool:
         """Whether it holds ggml blocks."""
-        return self.logical is not None
+        return self.logical is not None and self.recoded is None
 
 
 @dataclass(frozen=True)
@@ -174,6 +193,7 @@ def _tensor(t: dict[str, Any]) -> TensorEntry:
         decoded=t.get("decoded"),
         nonfinite=t.get("nonfinite", 0),
         aliases=tuple(t.get("aliases", ())),
+        recoded=Recoded(**t["recoded"]) if "recoded" in t else None,
     )
 
 

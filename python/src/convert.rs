@@ -25,6 +25,7 @@ pub struct Choices {
     mixed: String,
     layout: String,
     max_file_size: u64,
+    max_error: Option<f64>,
     hf_config: Option<PathBuf>,
     mappings: Option<PathBuf>,
     allow_unknown_keys: bool,
@@ -49,6 +50,14 @@ impl Choices {
             mtp: word("mtp", &self.mtp)?,
             misaligned: word("misaligned", &self.misaligned)?,
             mixed: word("mixed", &self.mixed)?,
+            max_error: match self.max_error {
+                None => None,
+                // In millionths.
+                Some(percent) if (0.0..=100.0).contains(&percent) => Some((percent * 1e4).round() as u64),
+                Some(percent) => {
+                    return Err(Error::request("max_error", format!("{percent}, expected a percentage")));
+                }
+            },
         };
         let source = Source {
             gguf: self.source.clone(),

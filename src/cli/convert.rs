@@ -80,6 +80,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
             "resumed": outcome.resumed,
             "seconds": seconds,
             "nonfinite": nonfinite,
+            "recoded": made.plan.recoded_json(&made.gguf),
             "serve": serve::commands(&args.out, &outcome.manifest, made.plan.engine.serve.as_ref()),
         }));
     }
@@ -97,6 +98,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
         seconds,
         text::bytes((outcome.written as f64 / seconds.max(1e-9)) as u64),
     );
+    out += &made.plan.recoded_text(&made.gguf);
     out += &format!("check it:  preshard verify {}\n", crate::error::shown_path(&args.out));
     let mut commands =
         serve::commands(&args.out, &outcome.manifest, made.plan.engine.serve.as_ref()).into_iter();

@@ -211,7 +211,7 @@ impl<'a> Seen<'a> {
 /// The layer that a tensor's first source belongs to.
 fn layer(gguf: &Gguf, tensor: &TensorPlan) -> Option<u64> {
     let view = tensor.bands.iter().find_map(|band| match &band.fill {
-        Fill::Packed(view) | Fill::Float(view, _) => Some(view),
+        Fill::Packed(view) | Fill::Recoded(view, ..) | Fill::Float(view, _) => Some(view),
         Fill::Zero | Fill::Bytes(_) => None,
     })?;
     gguf.tensors()[view.tensor].name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
@@ -222,7 +222,7 @@ fn kinds(gguf: &Gguf, tensor: &TensorPlan, replicated: bool) -> Kinds {
     for band in &tensor.bands {
         let kind = match &band.fill {
             _ if replicated => REPLICATED,
-            Fill::Packed(_) => PACKED,
+            Fill::Packed(_) | Fill::Recoded(..) => PACKED,
             Fill::Float(view, _) if gguf.tensors()[view.tensor].ty.is_quantised() => DECODED,
             Fill::Float(..) | Fill::Zero | Fill::Bytes(_) => COPIED,
         };

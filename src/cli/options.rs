@@ -22,9 +22,14 @@ pub struct PlanArgs {
     /// Place whole experts on the ranks (vLLM's --enable-expert-parallel, SGLang's --ep-size) instead of cutting each.
     #[arg(long)]
     pub ep: bool,
-    /// keep: packed weights stay packed where the engine computes with them; else decode everything.
+    /// keep: packed weights stay packed where the engine computes with them; fast, with --layout hf: their codes in
+    /// forms that tensor cores take; else decode everything.
     #[arg(long, value_enum, value_name = "HOW", default_value = "keep", hide_possible_values = true)]
     pub weights: Weights,
+    /// With --weights fast: the most, in percent, that a tensor may lose in another form (root mean square of the
+    /// difference over that of ggml's values); what every form exceeds is decoded. 0.5 when absent.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub max_error: Option<u64>,
     /// The DSA indexer of GLM-5: keep it, or drop it and serve dense attention.
     #[arg(long, value_enum, value_name = "HOW", default_value = "keep")]
     pub indexer: Keep,
@@ -72,6 +77,7 @@ impl PlanArgs {
             mtp: self.mtp,
             misaligned: self.misaligned,
             mixed: self.mixed,
+            max_error: self.max_error,
         };
         let source = Source {
             gguf: self.source,
@@ -106,6 +112,14 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
+/// `0.5`: a percentage, in millionths.
+pub fn parse_percent(text: &str) -> std::result::Result<u64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok((percent * 1e4).round() as u64),
+        _ => Err("expected a percentage from 0 to 100, for example 0.5".into()),
+    }
+}
+
 /// `0-3,6`: ranks, sorted, each once.
 pub fn parse_ranks(text: &str) -> std::result::Result<Ranks, String> {
     let mut ranks = Vec::new();
@@ -137,6 +151,11 @@ mod tests {
         assert_eq!(parse_size("123"), Ok(123));
         for bad in ["", "G", "-1", "1.5G", "1X", "99999999999T", "0"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_percent("0.5"), Ok(5000));
+        assert_eq!(parse_percent("8%"), Ok(80000));
+        for bad in ["", "-1", "101", "NaN", "x"] {
+            assert!(parse_percent(bad).is_err(), "{bad}");
         }
         assert_eq!(parse_ranks("0-3,6,2").unwrap().0, [0, 1, 2, 3, 6]);
         for bad in ["", "3-1", "a", "1-", "-1"] {

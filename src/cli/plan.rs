@@ -59,6 +59,7 @@ fn as_text(gguf: &Gguf, plan: &Plan, memory: Option<u64>, verbose: bool) -> Stri
     for ((fate, _), tensor) in plan.fates.iter().zip(gguf.tensors()) {
         let key = match fate {
             Fate::Packed => (0, "stay packed".to_owned()),
+            Fate::Recoded(_) => (0, "written in another form, below".to_owned()),
             Fate::Float => (1, "float, copied or cast".to_owned()),
             Fate::Decoded(why) => (2, format!("decoded: {why}")),
             Fate::Dropped(why) => (3, format!("dropped: {why}")),
@@ -73,6 +74,11 @@ fn as_text(gguf: &Gguf, plan: &Plan, memory: Option<u64>, verbose: bool) -> Stri
             shown(first),
             if *n > 1 { ", …" } else { "" }
         );
+    }
+
+    let recoded = plan.recoded_text(gguf);
+    if !recoded.is_empty() {
+        out += &format!("\nTypes in another form, errors measured on a sample\n{recoded}");
     }
 
     out += "\nRanks\n";

@@ -4,6 +4,8 @@
 //! contradiction as the detail of one message. What no other field bears out (the tool's version, the plan's
 //! hash, wording) is said in `docs/security.md`; `preshard verify --source` recomputes it.
 
+mod recoded;
+
 use super::{FILE_NAME, LEAF, Manifest, Member, SCHEMA, Shard, Tensor};
 use crate::cut::{self, MAX_PARTS};
 use crate::error::shown;
@@ -26,6 +28,7 @@ pub(super) fn problem(manifest: &Manifest) -> Option<String> {
             self::shard(manifest, place, shard, &dropped)
                 .map_err(|detail| format!("{}: {detail}", shown(&shard.file)))?;
         }
+        recoded::matrices(manifest)?;
         layers(manifest)?;
         ranks(manifest)
     };
@@ -83,6 +86,10 @@ fn policy(m: &Manifest) -> Checked {
     for (what, n) in [("tp", p.tp), ("pp", p.pp)] {
         expect((1..=MAX_PARTS).contains(&n), || format!("policy {what} {n}, expected 1 to {MAX_PARTS}"))?;
     }
+    let limits = p.max_error.is_some() == p.weights.recodes() && p.max_error.is_none_or(|n| n <= 1_000_000);
+    expect(limits, || {
+        format!("policy max_error {:?} (millionths), with weights {}", p.max_error, spelled(p.weights))
+    })?;
     let ordinary = p.layout == "hf";
     // Engines are tables: any name may come. Those of ordinary checkpoints are called hf or hf-NAME.
     let plain = |name: &str| {
@@ -256,10 +263,14 @@ fn hashes(s: &Shard) -> Checked {
 
 /// One tensor of a shard that holds `experts` experts.
 fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&str>) -> Checked {
+    if let Some(recoded) = &t.recoded {
+        return recoded::tensor(m, s, t, recoded, dropped);
+    }
     let weights = m.policy.weights;
     let element: u64 = match (t.dtype.as_str(), weights) {
         ("F32", _) => 4,
-        ("BF16", Weights::Keep | Weights::Bf16) | ("F16", Weights::F16) => 2,
+        ("BF16", Weights::Keep | Weights::Bf16 | Weights::Fast) => 2,
+        ("F16", Weights::F16 | Weights::FastF16) => 2,
         ("U8", Weights::Keep) => 1,
         _ => return Err(format!("dtype {}, with --weights {}", shown(&t.dtype), spelled(weights))),
     };

@@ -126,6 +126,9 @@ pub struct Tensor {
     /// Why a quantised source was decoded, when it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decoded: Option<String>,
+    /// The form that a quantised source was written in, on each of the tensors that it became.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recoded: Option<Recoded>,
     /// NaN and infinity in it, when there is any: packed blocks, or elements of a float tensor.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub nonfinite: u64,
@@ -136,6 +139,21 @@ pub struct Tensor {
 
 fn is_zero(n: &u64) -> bool {
     *n == 0
+}
+
+/// A form of packed weights for tensor cores, and what of it a tensor holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recoded {
+    /// `codes`, `scales` or `shape`.
+    pub holds: String,
+    /// Bits of a code.
+    pub bits: u32,
+    /// Columns that share a scale.
+    pub group: u64,
+    /// Root mean square of what the weights differ by from ggml's, over that of ggml's, in millionths and rounded
+    /// up; measured on a sample of at most 4096 blocks.
+    pub error: u64,
 }
 
 /// One member of a fused tensor.

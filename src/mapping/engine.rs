@@ -1,6 +1,7 @@
 //! Tables of `mappings/engine`: Hugging Face tensors to the parameters of an engine.
 
 use super::one_or_many;
+use crate::forms::Form;
 use serde::Deserialize;
 
 /// What an engine does with Hugging Face tensors.
@@ -13,6 +14,8 @@ pub struct Engine {
     pub files: Option<Files>,
     /// How packed weights are stored; when absent, nothing stays packed.
     pub packed: Option<Packed>,
+    /// How packed weights are written for tensor cores, under `--weights fast`.
+    pub method: Option<Method>,
     /// The command that serves what was converted.
     pub serve: Option<Serve>,
     /// Vocabulary rows are padded to a multiple of this.
@@ -57,6 +60,9 @@ impl Engine {
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         if let Some(files) = &self.files {
             files.check()?;
+        }
+        if let Some(form) = self.method.iter().flat_map(|m| &m.forms).find(|form| !form.is_sound()) {
+            return Err(format!("method.form: {form}, expected 2 to 8 bits in groups of 16, 32, 64 or 128"));
         }
         for rule in &self.params {
             rule.check().map_err(|detail| format!("rule for {:?}: {detail}", rule.to))?;
@@ -114,6 +120,33 @@ pub struct Packed {
     /// The same for the tensor of ggml type ids.
     #[serde(rename = "type")]
     pub type_ids: String,
+}
+
+/// A way to write packed weights for tensor cores: a `quant_method` of config.json.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Method {
+    /// Its name in config.json, which also says how its settings are written there.
+    pub name: MethodName,
+    /// What stands for `weight` at the end of the name of the tensor of codes.
+    pub codes: String,
+    /// The same for the tensor of scales.
+    pub scales: String,
+    /// The same for the shape of the matrix, two i64.
+    pub shape: String,
+    /// The engine, by its name in `[engines]` of an architecture, that merges layers: what it merges shares a form.
+    pub merges: String,
+    /// The forms that the engine takes.
+    #[serde(rename = "form")]
+    pub forms: Vec<Form>,
+}
+
+/// The methods whose settings in config.json are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum MethodName {
+    CompressedTensors,
 }
 
 /// The command that serves a converted directory; `{dir}`, `{tp}` and `{pp}` are filled in.

@@ -9,7 +9,9 @@ mod engine;
 pub(crate) mod tables;
 
 pub use arch::{Arch, DropRule, EngineChoice, Group, Schedule, SymbolSource, TensorRule, Via};
-pub use engine::{ConstantRule, Cut, Engine, Files, Packed, ParamRule, Part, Serve, Stage};
+pub use engine::{
+    ConstantRule, Cut, Engine, Files, Method, MethodName, Packed, ParamRule, Part, Serve, Stage,
+};
 pub use tables::Tables;
 
 use serde::Deserialize;

@@ -5,6 +5,7 @@
 
 mod latent;
 pub mod params;
+pub mod recode;
 mod report;
 pub mod shard;
 pub mod symbols;
@@ -12,11 +13,13 @@ pub mod tensors;
 
 use crate::cut::{self, MAX_PARTS};
 use crate::error::{Error, Result};
+use crate::forms::Form;
 use crate::gguf::Gguf;
 use crate::hf;
 use crate::mapping::{Engine, Part, Tables};
-use crate::policy::{Keep, Policy, Weights};
-use params::{Form, Param};
+use crate::policy::{self, Keep, Policy, Weights};
+use params::{Form as Stored, Param};
+use recode::Recoding;
 use shard::ShardPlan;
 use std::path::PathBuf;
 use tensors::{Drop, Model};
@@ -26,6 +29,8 @@ use tensors::{Drop, Model};
 pub enum Fate {
     /// Its blocks are moved as they are.
     Packed,
+    /// Its codes are moved to another form.
+    Recoded(Form),
     /// Its blocks are decoded, for this reason.
     Decoded(String),
     /// A float tensor, copied or cast.
@@ -52,6 +57,8 @@ pub struct Plan {
     pub tied: bool,
     /// Every file, in rank order.
     pub shards: Vec<ShardPlan>,
+    /// What is written in forms for tensor cores, under `--weights fast`.
+    pub recoding: Option<Recoding>,
     /// What becomes of each GGUF tensor, and whether it belongs to the MTP block.
     pub fates: Vec<(Fate, Part)>,
     /// BLAKE3 of all that decides the shards; [`Plan::with_files`] adds the files beside them.
@@ -70,12 +77,12 @@ impl Plan {
         let architecture = gguf.metadata().text("general.architecture")?.unwrap_or_default().to_owned();
         let (arch, arch_text) = tables.arch(&architecture)?;
         let dropped: &[&str] = if policy.indexer == Keep::Drop { &["indexer"] } else { &[] };
-        let layout = match arch.engines.get(&policy.layout) {
-            Some(choice) => choice.table(dropped),
+        let named = |layout: &str| match arch.engines.get(layout) {
+            Some(choice) => choice.table(dropped).to_owned(),
             // An engine that the architecture does not name, by its table's own name.
-            None => policy.layout.as_str(),
-        }
-        .to_owned();
+            None => layout.to_owned(),
+        };
+        let layout = named(&policy.layout);
         let (engine, engine_text) =
             tables.engine(&layout).map_err(|e| match arch.engines.get(&policy.layout) {
                 Some(_) => e,
@@ -129,16 +136,37 @@ impl Plan {
         let rows = model.index.get("model.embed_tokens.weight").map_or(0, |i| model.tensors[*i].rows());
         let padded = engine.padded_vocab(rows, policy.tp);
         let tied = !model.index.contains_key("lm_head.weight");
-        let params = params::resolve(&engine, &model, gguf, &policy, policy.tp)?;
+        let (recoding, merges) = match (&engine.method, policy.weights.recodes()) {
+            (_, false) if policy.max_error.is_some() => {
+                return Err(Error::request(
+                    "--max-error",
+                    "bounds what --weights fast loses; pass both, or neither",
+                ));
+            }
+            (_, false) => (None, None),
+            (None, true) => {
+                return Err(Error::request(
+                    format!("--layout {}", policy.layout),
+                    "its engine table has no forms for --weights fast; pass --layout hf, or --weights keep",
+                ));
+            }
+            (Some(method), true) => {
+                policy.max_error.get_or_insert(policy::MAX_ERROR);
+                let (merges, text) = tables.engine(&named(&method.merges))?;
+                (Some(Recoding::choose(gguf, &model, method, &merges, &policy)?), Some(text))
+            }
+        };
+        let params = params::resolve(&engine, &model, gguf, &policy, policy.tp, recoding.as_ref())?;
         let fates = fates(gguf, &model, &params);
         let mut plan = Plan {
-            hash: hash(gguf, &arch_text, &engine_text, &policy),
+            hash: hash(gguf, &arch_text, &engine_text, merges.as_deref(), &policy),
             architecture,
             layout,
             engine,
             vocab: [rows, padded],
             tied,
             shards: Vec::new(),
+            recoding,
             fates,
             model,
             policy,
@@ -154,8 +182,8 @@ impl Plan {
             indexer: self.policy.indexer == Keep::Keep,
             mtp: self.policy.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
             dtype: match self.policy.weights {
-                Weights::Keep | Weights::Bf16 => "bfloat16",
-                Weights::F16 => "float16",
+                Weights::Keep | Weights::Bf16 | Weights::Fast => "bfloat16",
+                Weights::F16 | Weights::FastF16 => "float16",
                 Weights::F32 => "float32",
             }
             .into(),
@@ -164,7 +192,7 @@ impl Plan {
             hf_config,
             mappings,
             allow_unknown_keys: false,
-            quantization: None,
+            quantization: self.recoding.as_ref().map(Recoding::config),
         }
     }
 
@@ -221,9 +249,10 @@ fn fates(gguf: &Gguf, model: &Model, params: &[Param]) -> Vec<(Fate, Part)> {
     let mut fates: Vec<Option<Fate>> = vec![None; gguf.tensors().len()];
     for param in params {
         let fate = match (param.form, &param.decoded) {
-            (Form::Packed, _) => Fate::Packed,
-            (Form::Float(_), Some(why)) => Fate::Decoded(why.clone()),
-            (Form::Float(_), None) => Fate::Float,
+            (Stored::Packed, _) => Fate::Packed,
+            (Stored::Recoded(form, _), _) => Fate::Recoded(form),
+            (Stored::Float(_), Some(why)) => Fate::Decoded(why.clone()),
+            (Stored::Float(_), None) => Fate::Float,
         };
         for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &model.tensors[*t].views) {
             let quantised = gguf.tensors()[view.tensor].ty.is_quantised();
@@ -244,7 +273,7 @@ fn fates(gguf: &Gguf, model: &Model, params: &[Param]) -> Vec<(Fate, Part)> {
 }
 
 /// BLAKE3 of the sources' headers, the mapping tables, the policy and the tool's version.
-fn hash(gguf: &Gguf, arch: &str, engine: &str, policy: &Policy) -> [u8; 32] {
+fn hash(gguf: &Gguf, arch: &str, engine: &str, merges: Option<&str>, policy: &Policy) -> [u8; 32] {
     let mut hasher = blake3::Hasher::new_derive_key("preshard plan 2");
     let mut field = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());
@@ -257,6 +286,9 @@ fn hash(gguf: &Gguf, arch: &str, engine: &str, policy: &Policy) -> [u8; 32] {
     }
     field(arch.as_bytes());
     field(engine.as_bytes());
+    if let Some(merges) = merges {
+        field(merges.as_bytes());
+    }
     // As the manifest has it: one text for one policy.
     field(serde_json::json!(policy).to_string().as_bytes());
     *hasher.finalize().as_bytes()

@@ -2,9 +2,11 @@
 //!
 //! Nothing here depends on a rank's number; [`super::shard`] cuts the result for each.
 
+use super::recode::Recoding;
 use super::tensors::{HfTensor, Model, Order};
 use crate::cut;
 use crate::error::{Error, Result};
+use crate::forms;
 use crate::gguf::Gguf;
 use crate::mapping::{Cut, Engine, ParamRule, Part, Stage};
 use crate::policy::{self, Fit, Policy, Weights};
@@ -32,6 +34,8 @@ pub struct Param {
     pub form: Form,
     /// Why packed sources are decoded, when they are.
     pub decoded: Option<String>,
+    /// Why the engine declares it without quantisation, when it does.
+    pub unquantised: Option<String>,
     /// Parameters of a layer with the same word here stay packed together or not at all.
     pub pair: Option<String>,
     /// Other names of the same storage in the engine.
@@ -63,6 +67,8 @@ pub struct Member {
 pub enum Form {
     /// ggml blocks, as they are.
     Packed,
+    /// The same codes in a form for tensor cores, with scales of this dtype.
+    Recoded(forms::Form, Float),
     /// Decoded, or cast from another float type.
     Float(Float),
 }
@@ -113,13 +119,14 @@ impl Member {
     }
 }
 
-/// Finds every parameter, or lists everything that stands in the way.
+/// Finds every parameter, or lists everything that stands in the way. `recoding` says what is recoded.
 pub fn resolve(
     engine: &Engine,
     model: &Model,
     gguf: &Gguf,
     policy: &Policy,
     parts: u64,
+    recoding: Option<&Recoding>,
 ) -> Result<Vec<Param>> {
     let mut b = Builder {
         engine,
@@ -128,6 +135,7 @@ pub fn resolve(
         policy,
         parts,
         layers: model.tensors.iter().filter_map(|t| t.layer).collect(),
+        recoding,
         used: vec![false; model.tensors.len()],
         params: Vec::new(),
         problems: Vec::new(),
@@ -167,6 +175,7 @@ struct Builder<'a> {
     parts: u64,
     /// Layers of which the model has a tensor.
     layers: BTreeSet<u64>,
+    recoding: Option<&'a Recoding>,
     used: Vec<bool>,
     params: Vec<Param>,
     problems: Vec<Error>,
@@ -278,6 +287,7 @@ impl Builder<'_> {
             stacked,
             form: Form::Packed,
             decoded: None,
+            unquantised: rule.float.clone(),
             pair: rule.pair.clone(),
             aliases: rule.aliases.iter().map(|a| at(a)).collect(),
         };
@@ -348,8 +358,8 @@ impl Builder<'_> {
         let wanted = self.policy;
         let float = match (rule.dtype.as_deref(), wanted.weights) {
             (Some(_), _) | (None, Weights::F32) => Float::F32,
-            (None, Weights::F16) => Float::F16,
-            (None, Weights::Keep | Weights::Bf16) => Float::Bf16,
+            (None, Weights::F16 | Weights::FastF16) => Float::F16,
+            (None, Weights::Keep | Weights::Bf16 | Weights::Fast) => Float::Bf16,
         };
         let mut types: BTreeMap<u32, &'static GgmlType> = BTreeMap::new();
         let mut transposed = false;
@@ -377,6 +387,13 @@ impl Builder<'_> {
             .filter(|t| t.is_quantised() && !kernels.iter().any(|p| p == t.name))
             .map(|t| t.name)
             .collect();
+        if let Some(recoding) = self.recoding {
+            // An ordinary checkpoint: every parameter is one tensor.
+            return match recoding.of(param.members[0].tensors[0]) {
+                Ok((form, _)) => Ok((Form::Recoded(form, recoding.float), None)),
+                Err(why) => decode(why),
+            };
+        }
         if wanted.weights != Weights::Keep {
             return decode(format!("--weights {}", policy::spelled(wanted.weights)));
         }

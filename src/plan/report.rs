@@ -1,5 +1,6 @@
-//! The plan as JSON, for programs.
+//! The plan as JSON, for programs, and what it recodes.
 
+use super::recode::{Recoded, percent};
 use super::shard::{ShardPlan, TensorPlan};
 use super::{Fate, Plan};
 use crate::gguf::Gguf;
@@ -31,9 +32,41 @@ impl Plan {
             "experts": self.model.symbols.experts,
             "stages": self.policy.stages,
             "tensors": self.tensors(gguf),
+            "recoded": self.recoded_json(gguf),
             "ranks": ranks.collect::<Value>(),
             "files": self.shards.iter().map(file).collect::<Value>(),
         })
+    }
+
+    /// What becomes of each type under `--weights fast`.
+    pub fn recoded(&self, gguf: &Gguf) -> Vec<Recoded> {
+        self.recoding.as_ref().map_or(Vec::new(), |recoding| recoding.summary(gguf, &self.model))
+    }
+
+    /// The same for programs; errors as fractions.
+    pub fn recoded_json(&self, gguf: &Gguf) -> Value {
+        let entry = |r: &Recoded| {
+            json!({
+                "type": r.ty, "bits": r.form.bits, "group": r.form.group, "tensors": r.tensors,
+                "elements": r.elements, "bits_per_weight": r.bits,
+                "errors": r.errors.map(|millionths| millionths as f64 / 1e6),
+            })
+        };
+        self.recoded(gguf).iter().map(entry).collect()
+    }
+
+    /// The same for people, a line for each type.
+    pub fn recoded_text(&self, gguf: &Gguf) -> String {
+        let line = |r: &Recoded| {
+            let loses = match r.errors {
+                [0, 0] => "exact".to_owned(),
+                [least, most] if least == most => format!("loses {}", percent(most)),
+                [least, most] => format!("loses {} to {}", percent(least), percent(most)),
+            };
+            let (n, form, [before, after]) = (r.tensors, r.form, r.bits);
+            format!("  {n:>6}  {} as {form}: {before:.2} to {after:.2} bits a weight, {loses}\n", r.ty)
+        };
+        self.recoded(gguf).iter().map(line).collect()
     }
 
     /// Every GGUF tensor with what becomes of it.
@@ -42,9 +75,10 @@ impl Plan {
         let tensors = named.map(|((fate, part), t)| {
             let (fate, why) = match fate {
                 Fate::Packed => ("packed", None),
+                Fate::Recoded(form) => ("recoded", Some(form.to_string())),
                 Fate::Float => ("float", None),
-                Fate::Decoded(why) => ("decoded", Some(why)),
-                Fate::Dropped(why) => ("dropped", Some(why)),
+                Fate::Decoded(why) => ("decoded", Some(why.clone())),
+                Fate::Dropped(why) => ("dropped", Some(why.clone())),
             };
             let part = if *part == Part::Mtp { "mtp" } else { "model" };
             json!({ "name": t.name, "type": t.ty.name, "bytes": t.bytes, "part": part, "fate": fate, "why": why })

@@ -2,9 +2,11 @@
 
 use super::Plan;
 use super::params::{Form, Param};
+use super::recode::Recoding;
 use super::tensors::View;
 use crate::cut;
 use crate::error::{Error, Result};
+use crate::forms::{self, Piece};
 use crate::gguf::Gguf;
 use crate::manifest;
 use crate::mapping::{Files, Packed, Part, Stage};
@@ -59,6 +61,8 @@ pub struct TensorPlan {
     pub members: Vec<manifest::Member>,
     /// Why packed sources were decoded.
     pub decoded: Option<String>,
+    /// The form that packed sources were recoded to, on the tensor of their codes.
+    pub recoded: Option<manifest::Recoded>,
     /// Other names in the engine.
     pub aliases: Vec<String>,
 }
@@ -85,6 +89,8 @@ pub enum Fill {
     Bytes(Vec<u8>),
     /// Blocks as they are, each row padded with zeros to the band's width.
     Packed(View),
+    /// A part of the blocks' codes and scales in another form, its floats of this dtype.
+    Recoded(View, forms::Form, Piece, Float),
     /// Decoded or cast elements.
     Float(View, Float),
 }
@@ -189,6 +195,7 @@ fn constants(plan: &Plan, part: Part, pp: u64) -> Vec<TensorPlan> {
                 logical: None,
                 members: vec![],
                 decoded: None,
+                recoded: None,
                 aliases: vec![],
             });
         }
@@ -275,6 +282,9 @@ impl Cutter<'_> {
     /// The parameter's tensors on this rank: one, and its types when packed.
     fn tensors(&self) -> Vec<TensorPlan> {
         let (param, policy) = (self.param, &self.plan.policy);
+        if let (Form::Recoded(form, float), Some(recoding)) = (param.form, &self.plan.recoding) {
+            return self.recoded(form, float, recoding);
+        }
         let slices: Vec<_> = param
             .members
             .iter()
@@ -283,7 +293,7 @@ impl Cutter<'_> {
         let row_bytes = |m: &super::params::Member, cols: u64| match param.form {
             // The cut was checked to fall on blocks.
             Form::Packed => cols / m.ty.block * m.ty.bytes,
-            Form::Float(float) => cols * float.size() as u64,
+            Form::Recoded(_, float) | Form::Float(float) => cols * float.size() as u64,
         };
         let width = slices.iter().map(|(m, s)| row_bytes(m, s.cols.end - s.cols.start)).max().unwrap_or(0);
         let experts = match (param.stacked, policy.ep) {
@@ -300,7 +310,7 @@ impl Cutter<'_> {
                     let rows = view.rows.end - view.rows.start;
                     let fill = match param.form {
                         Form::Packed => Fill::Packed(view),
-                        Form::Float(float) => Fill::Float(view, float),
+                        Form::Recoded(_, float) | Form::Float(float) => Fill::Float(view, float),
                     };
                     bands.push(Band { start, rows, width, fill });
                     start += rows * width;
@@ -341,10 +351,11 @@ impl Cutter<'_> {
             logical: None,
             members,
             decoded: param.decoded.clone(),
+            recoded: None,
             aliases: param.aliases.clone(),
         };
         match param.form {
-            Form::Float(float) => {
+            Form::Recoded(_, float) | Form::Float(float) => {
                 tensor.dtype = float.name();
                 vec![tensor]
             }
@@ -373,11 +384,61 @@ impl Cutter<'_> {
                     logical: None,
                     members: vec![],
                     decoded: None,
+                    recoded: None,
                     aliases,
                 };
                 vec![tensor, types]
             }
         }
+    }
+
+    /// The tensors of a matrix in another form, as the method has them.
+    fn recoded(&self, form: forms::Form, float: Float, recoding: &Recoding) -> Vec<TensorPlan> {
+        let member = &self.param.members[0];
+        let (rows, cols) = (member.rows, member.cols);
+        let error = recoding.of(member.tensors[0]).map_or(0, |(_, error)| error);
+        let base = self.param.to.strip_suffix("weight").unwrap_or(&self.param.to);
+        let tensor = |holds: &str, name: &str, dtype, shape, bands: Vec<Band>| TensorPlan {
+            name: format!("{base}{name}"),
+            dtype,
+            shape,
+            offset: 0,
+            bytes: bands.iter().map(Band::bytes).sum(),
+            bands,
+            logical: None,
+            members: vec![self.record(member, 0..rows, None)],
+            decoded: None,
+            recoded: Some(manifest::Recoded {
+                holds: holds.into(),
+                bits: form.bits,
+                group: form.group,
+                error,
+            }),
+            aliases: vec![],
+        };
+        let bands = |piece: Piece| {
+            let mut start = 0;
+            let views = self.plan.model.tensors[member.tensors[0]].views.iter();
+            let band = |view: &View| {
+                let ty = self.gguf.tensors()[view.tensor].ty;
+                let width = cols / ty.block * form.block_bytes(piece, ty);
+                let rows = view.rows.end - view.rows.start;
+                let fill = Fill::Recoded(view.clone(), form, piece, float);
+                let band = Band { start, rows, width, fill };
+                start += band.bytes();
+                band
+            };
+            views.map(band).collect::<Vec<_>>()
+        };
+        let method = &recoding.method;
+        let words = cols * u64::from(form.bits) / 32;
+        let mut codes = tensor("codes", &method.codes, "I32", vec![rows, words], bands(Piece::Codes));
+        codes.logical = Some(vec![rows, cols]);
+        let groups = vec![rows, cols / form.group];
+        let scales = tensor("scales", &method.scales, float.name(), groups, bands(Piece::Scales));
+        let fill = Fill::Bytes([rows, cols].map(u64::to_le_bytes).concat());
+        let shape = vec![Band { start: 0, rows: 1, width: 16, fill }];
+        vec![codes, scales, tensor("shape", &method.shape, "I64", vec![2], shape)]
     }
 
     /// A member as the manifest lists it.

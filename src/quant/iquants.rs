@@ -178,7 +178,7 @@ static IQ4_PAIRS: [[i8; 2]; 256] = {
 
 /// The levels of 32 nibbles, in the order of [`nibbles`](super::block::nibbles).
 #[inline(always)]
-fn levels(q: &[u8; 16]) -> [i8; 32] {
+pub(super) fn levels(q: &[u8; 16]) -> [i8; 32] {
     let mut codes = [0; 32];
     for j in 0..16 {
         [codes[j], codes[j + 16]] = IQ4_PAIRS[q[j] as usize];
@@ -196,10 +196,14 @@ pub(super) fn iq4_nl(b: &[u8; 18], y: &mut [f32; 32]) {
 /// bytes of nibbles; d × (scale − 32) × level.
 #[inline(always)]
 pub(super) fn iq4_xs(b: &[u8; 136], y: &mut [f32; 256]) {
-    let d = f16(b, 0);
-    let upper = u16_at(b, 2);
     for (g, y) in y.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let six_bits = nibble(b, 4, g) | ((upper >> (2 * g) & 3) as u8) << 4;
-        scale(d * (six_bits as i8 - 32) as f32, &levels(part(b, 8 + 16 * g)), y);
+        scale(iq4_xs_scale(b, g), &levels(part(b, 8 + 16 * g)), y);
     }
+}
+
+/// The scale of the `g`th 32 elements of iq4_xs.
+#[inline(always)]
+pub(super) fn iq4_xs_scale(b: &[u8; 136], g: usize) -> f32 {
+    let six_bits = nibble(b, 4, g) | ((u16_at(b, 2) >> (2 * g) & 3) as u8) << 4;
+    f16(b, 0) * (six_bits as i8 - 32) as f32
 }

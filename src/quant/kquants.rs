@@ -35,7 +35,7 @@ pub(super) fn q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
 
 /// The 16 six-bit scales of q3_K, less 32: low nibbles in bytes 0..8, upper bits in 8..12.
 #[inline(always)]
-fn q3_k_scales(b: &[u8; 110]) -> [i8; 16] {
+pub(super) fn q3_k_scales(b: &[u8; 110]) -> [i8; 16] {
     let (low, high, top) = (u32_at(b, 96), u32_at(b, 100), u32_at(b, 104));
     let word = |nibbles: u32, k: u32| (nibbles & 0x0f0f_0f0f) | (top >> (2 * k) & 0x0303_0303) << 4;
     let words = [word(low, 0), word(high, 1), word(low >> 4, 2), word(high >> 4, 3)];
@@ -62,7 +62,7 @@ pub(super) fn q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
 
 /// The 8 six-bit scales and 8 six-bit minima of q4_K and q5_K, in 12 bytes from 4 on.
 #[inline(always)]
-fn scales_and_minima(b: &[u8]) -> ([u8; 8], [u8; 8]) {
+pub(super) fn scales_and_minima(b: &[u8]) -> ([u8; 8], [u8; 8]) {
     let (scales, minima, nibbles) = (u32_at(b, 4), u32_at(b, 8), u32_at(b, 12));
     let low = |word: u32| word & 0x3f3f_3f3f;
     let high = |word: u32, nibbles: u32| (nibbles & 0x0f0f_0f0f) | (word >> 2 & 0x3030_3030);

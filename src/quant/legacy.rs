@@ -30,7 +30,7 @@ pub(super) fn q4_1(b: &[u8; 20], y: &mut [f32; 32]) {
 
 /// Codes of 5 bits, less `zero`: 32 fifth bits in a word, lowest first, then 16 bytes of nibbles.
 #[inline(always)]
-fn five_bits(b: &[u8; 20], zero: i8) -> [i8; 32] {
+pub(super) fn five_bits(b: &[u8; 20], zero: i8) -> [i8; 32] {
     let mut codes = nibbles(part(b, 4));
     let fifth: [[i8; 8]; 4] = std::array::from_fn(|i| MASKS[b[i] as usize]);
     for (q, fifth) in codes.iter_mut().zip(fifth.as_flattened()) {

@@ -6,7 +6,7 @@ use super::block::{nibbles, part, scale};
 /// Twice the E2M1 value of each code (`kvalues_mxfp4`): 0 1 2 3 4 6 8 12 and their negatives, where
 /// code 8, minus zero, is plain zero.
 #[inline(always)]
-fn e2m1_doubled(code: i8) -> i8 {
+pub(super) fn e2m1_doubled(code: i8) -> i8 {
     let m = code & 7;
     let value = m + (m >= 5) as i8 + (m >= 6) as i8 + 3 * (m >= 7) as i8;
     if code & 8 != 0 { -value } else { value }
@@ -14,7 +14,7 @@ fn e2m1_doubled(code: i8) -> i8 {
 
 /// Half of the E8M0 scale 2^(e − 127), to go with the doubled codes.
 #[inline(always)]
-fn e8m0_half(e: u8) -> f32 {
+pub(super) fn e8m0_half(e: u8) -> f32 {
     // 2^-128 and 2^-127 are f32 subnormals.
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (e as u32 - 1) << 23 })
 }

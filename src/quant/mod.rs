@@ -12,6 +12,7 @@
 //!   the quiet NaN above. f64 goes through f32, as in PyTorch.
 
 mod block;
+pub mod codes;
 mod float;
 mod grids;
 mod iquants;
@@ -19,6 +20,7 @@ mod kquants;
 mod legacy;
 mod lowbit;
 mod microscale;
+pub mod round;
 mod ternary;
 
 use block::{Blocks, Vectors, f16_nonfinite};

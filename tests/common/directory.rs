@@ -103,6 +103,7 @@ fn write_shard(dir: &Path, tp: u64, tensors: &[Spec]) -> Shard {
                 bytes,
                 logical: None,
                 members: members(name, dtype, shape),
+                recoded: None,
                 decoded: None,
                 nonfinite: 0,
                 aliases: Vec::new(),
