@@ -29,7 +29,10 @@ pub struct Policy {
     /// The DSA indexer.
     pub indexer: Keep,
     /// The multi-token-prediction block.
-    pub mtp: Keep,
+    pub mtp: Mtp,
+    /// Shared experts. An engine that knows one form alone has them apart, and the manifest then says nothing.
+    #[serde(default = "separate", skip_serializing_if = "is_separate")]
+    pub shared_experts: SharedExperts,
     /// Packed tensors whose cut falls inside a block.
     pub misaligned: Fit,
     /// Joined members of unlike types.
@@ -55,7 +58,8 @@ impl Default for Policy {
             max_file_size: 50_000_000_000,
             weights: Weights::Keep,
             indexer: Keep::Keep,
-            mtp: Keep::Keep,
+            mtp: Mtp::Keep,
+            shared_experts: SharedExperts::Auto,
             misaligned: Fit::Refuse,
             mixed: Fit::Refuse,
             max_error: None,
@@ -99,6 +103,40 @@ pub enum Keep {
     Keep,
     /// They are left out.
     Drop,
+}
+
+/// What to do with the multi-token-prediction block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "snake_case")]
+pub enum Mtp {
+    /// It is converted, into files of its own beside the model's.
+    Keep,
+    /// It is left out.
+    Drop,
+    /// It alone is converted: a draft in a directory of its own.
+    Only,
+}
+
+/// Where an expert that every token goes through is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[serde(rename_all = "snake_case")]
+pub enum SharedExperts {
+    /// As the engine does by itself. A plan knows which of the others that is.
+    Auto,
+    /// After the routed experts, as one more of them.
+    Fused,
+    /// In parameters of its own.
+    Separate,
+}
+
+fn separate() -> SharedExperts {
+    SharedExperts::Separate
+}
+
+fn is_separate(form: &SharedExperts) -> bool {
+    *form == SharedExperts::Separate
 }
 
 /// What to do with tensors that cannot stay packed.

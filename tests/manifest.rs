@@ -45,6 +45,7 @@ impl Made {
 }
 
 const GLM: &str = "glm5/tiny-glm5-UD-Q4_K_XL-00001-of-00003.gguf";
+const DSV3: &str = "dsv3/tiny-dsv3-Q4_K_M.gguf";
 const LLAMA: &str = "dense/tiny-llama-Q4_K_M.gguf";
 const MOE: &str = "dense/tiny-qwen3moe-Q4_K_M.gguf";
 
@@ -126,6 +127,8 @@ fn every_field_is_held_against_the_others() {
         (LLAMA, &["--tp", "2", "--pp", "2", "--misaligned", "dequantise"]),
         (MOE, &["--layout", "hf", "--max-file-size", "200KB"]),
         (LLAMA, &["--layout", "hf", "--weights", "fast", "--max-file-size", "200KB"]),
+        (DSV3, &["--layout", "sglang", "--tp", "2", "--shared-experts", "fused"]),
+        (GLM, &["--layout", "sglang", "--tp", "2", "--mtp", "only"]),
     ] {
         let made = made(source, args);
         assert_eq!(made.refusal(&made.manifest), None);
@@ -210,6 +213,15 @@ fn contradictions_between_fields_are_refused() {
     refused(edited(&|m| m["policy"]["weights"] = json!("bf16")), &["U8, with --weights bf16"]);
     refused(edited(&|m| m["policy"]["misaligned"] = json!("refuse")), &["the policy is --misaligned refuse"]);
     refused(edited(&|m| m["policy"]["mtp"] = json!("drop")), &["mtp-rank-0", "a draft"]);
+    refused(
+        edited(&|m| m["policy"]["mtp"] = json!("only")),
+        &["model-rank-0", "--mtp only has the draft alone"],
+    );
+    refused(
+        edited(&|m| m["policy"]["shared_experts"] = json!("auto")),
+        &["shared_experts", "fused or separate"],
+    );
+    refused(edited(&|m| m["policy"]["shared_experts"] = json!("fused")), &["the shard holds 9 experts"]);
     refused(edited(&|m| m["policy"]["layout"] = json!("hf")), &["layout"]);
     refused(
         edited(&|m| m["model"]["class"] = json!("LlamaForCausalLM")),

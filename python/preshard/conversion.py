@@ -16,6 +16,8 @@ __all__ = ["Converted", "Fate", "Plan", "PlannedFile", "Verified", "convert", "p
 
 Path = str | os.PathLike[str]
 Keep = Literal["keep", "drop"]
+Mtp = Literal["keep", "drop", "only"]
+SharedExperts = Literal["auto", "fused", "separate"]
 Fit = Literal["refuse", "dequantise", "dequantize"]
 Weights = Literal["keep", "bf16", "f16", "f32", "fast", "fast-f16"]
 Progress = Callable[[int, int], object]
@@ -100,7 +102,8 @@ def plan(
     ep: bool = False,
     weights: Weights = "keep",
     indexer: Keep = "keep",
-    mtp: Keep = "keep",
+    mtp: Mtp = "keep",
+    shared_experts: SharedExperts = "auto",
     misaligned: Fit = "refuse",
     mixed: Fit = "refuse",
     layout: str = "vllm",
@@ -137,7 +140,8 @@ def convert(
     ep: bool = False,
     weights: Weights = "keep",
     indexer: Keep = "keep",
-    mtp: Keep = "keep",
+    mtp: Mtp = "keep",
+    shared_experts: SharedExperts = "auto",
     misaligned: Fit = "refuse",
     mixed: Fit = "refuse",
     layout: str = "vllm",
@@ -166,7 +170,9 @@ def convert(
         ``"fast"`` and ``"fast-f16"``, with ``layout="hf"``, write them in forms that tensor cores take; the
         others decode everything. An ordinary checkpoint (``layout="hf"``) takes ``"keep"`` for ``"bf16"``.
     :param max_error: the most, in percent, that ``"fast"`` may lose; 0.5 when ``None``.
-    :param indexer: the DSA indexer of GLM-5. ``mtp``: the multi-token-prediction block.
+    :param indexer: the DSA indexer of GLM-5. ``mtp``: the multi-token-prediction block, beside the model, left
+        out, or alone in ``out``.
+    :param shared_experts: as one more of the routed experts, or apart; ``"auto"`` as the engine has them.
     :param misaligned: packed tensors whose cut falls inside a block.
     :param mixed: joined tensors of which some are packed and some are not.
     :param hf_config: a directory with the original config.json and tokenizer; its files win.
@@ -190,6 +196,7 @@ def convert(
         "weights": weights,
         "indexer": indexer,
         "mtp": mtp,
+        "shared_experts": shared_experts,
         "misaligned": misaligned,
         "mixed": mixed,
         "layout": layout,

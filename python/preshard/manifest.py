@@ -69,10 +69,13 @@ class Policy:
     """``keep``, ``bf16``, ``f16``, ``f32``, ``fast`` or ``fast-f16``."""
     indexer: str
     mtp: str
+    """``keep``, ``drop`` or ``only``."""
     misaligned: str
     mixed: str
     max_error: int | None = None
     """What packed weights may lose in another form, in millionths."""
+    shared_experts: str = "separate"
+    """``fused`` into the routed experts, or ``separate``."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ pub struct Choices {
     weights: String,
     indexer: String,
     mtp: String,
+    shared_experts: String,
     misaligned: String,
     mixed: String,
     layout: String,
@@ -48,6 +49,7 @@ impl Choices {
             weights: word("weights", &self.weights)?,
             indexer: word("indexer", &self.indexer)?,
             mtp: word("mtp", &self.mtp)?,
+            shared_experts: word("shared_experts", &self.shared_experts)?,
             misaligned: word("misaligned", &self.misaligned)?,
             mixed: word("mixed", &self.mixed)?,
             max_error: match self.max_error {

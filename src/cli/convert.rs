@@ -5,6 +5,7 @@ use super::{Talk, print, print_json, progress, serve, signals, text};
 use crate::conversion::How;
 use crate::device;
 use crate::error::Result;
+use crate::policy::Mtp;
 use serde_json::json;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -103,7 +104,8 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     let mut commands =
         serve::commands(&args.out, &outcome.manifest, made.plan.engine.serve.as_ref()).into_iter();
     if let Some(command) = commands.next() {
-        out += &format!("serve it:  {command}\n");
+        let label = if made.plan.policy.mtp == Mtp::Only { "add to the model's command" } else { "serve it" };
+        out += &format!("{label}:  {command}\n");
     }
     for command in commands {
         out += &format!("with the MTP draft:  {command}\n");

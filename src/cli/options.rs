@@ -2,7 +2,7 @@
 
 use crate::conversion::{Planned, Source};
 use crate::error::Result;
-use crate::policy::{Fit, Keep, Policy, Weights, bounds};
+use crate::policy::{Fit, Keep, Mtp, Policy, SharedExperts, Weights, bounds};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -33,9 +33,12 @@ pub struct PlanArgs {
     /// The DSA indexer of GLM-5: keep it, or drop it and serve dense attention.
     #[arg(long, value_enum, value_name = "HOW", default_value = "keep")]
     pub indexer: Keep,
-    /// The multi-token-prediction block.
-    #[arg(long, value_enum, value_name = "HOW", default_value = "keep")]
-    pub mtp: Keep,
+    /// The multi-token-prediction block: beside the model, left out, or alone, in a directory of its own.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "keep", hide_possible_values = true)]
+    pub mtp: Mtp,
+    /// Shared experts: as one more of the routed ones, or apart; auto is what SGLang does by itself on CUDA.
+    #[arg(long, value_enum, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    pub shared_experts: SharedExperts,
     /// Packed tensors whose cut falls inside a block.
     #[arg(long, value_enum, value_name = "HOW", default_value = "refuse")]
     pub misaligned: Fit,
@@ -75,6 +78,7 @@ impl PlanArgs {
             weights: self.weights,
             indexer: self.indexer,
             mtp: self.mtp,
+            shared_experts: self.shared_experts,
             misaligned: self.misaligned,
             mixed: self.mixed,
             max_error: self.max_error,

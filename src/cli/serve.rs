@@ -2,10 +2,11 @@
 
 use crate::manifest::Manifest;
 use crate::mapping::Serve;
+use crate::policy::{Mtp, SharedExperts};
 use std::path::Path;
 
-/// The command line for a converted directory, and the one with its MTP draft when it holds one; none when the
-/// engine's table says nothing of serving.
+/// The command line for a converted directory, and the one with its MTP draft when it holds one; for a draft in a
+/// directory of its own, the options that make it a model's. None when the engine's table says nothing of serving.
 pub fn commands(dir: &Path, manifest: &Manifest, serve: Option<&Serve>) -> Vec<String> {
     let Some(serve) = serve else { return Vec::new() };
     let dir = crate::error::shown_path(dir);
@@ -13,20 +14,32 @@ pub fn commands(dir: &Path, manifest: &Manifest, serve: Option<&Serve>) -> Vec<S
     let pick = |packed_one: &Option<String>| packed_one.clone().filter(|_| packed);
     let mut command = pick(&serve.packed).unwrap_or_else(|| serve.command.clone());
     let policy = &manifest.policy;
-    for (option, wanted) in [(&serve.tp, policy.tp > 1), (&serve.pp, policy.pp > 1), (&serve.ep, policy.ep)] {
+    let fused = policy.shared_experts == SharedExperts::Fused;
+    for (option, wanted) in [
+        (&serve.tp, policy.tp > 1),
+        (&serve.pp, policy.pp > 1),
+        (&serve.ep, policy.ep),
+        (&serve.fused, fused),
+        (&serve.separate, !fused),
+    ] {
         if wanted && !option.is_empty() {
             command += &format!(" {option}");
         }
     }
     // The directory last: its name may hold anything.
-    let command = command
-        .replace("{tp}", &policy.tp.to_string())
-        .replace("{pp}", &policy.pp.to_string())
-        .replace("{dir}", &dir);
+    let filled = |text: &str| {
+        text.replace("{tp}", &policy.tp.to_string())
+            .replace("{pp}", &policy.pp.to_string())
+            .replace("{dir}", &dir)
+    };
+    if policy.mtp == Mtp::Only {
+        return serve.draft_alone.iter().map(|options| filled(options)).collect();
+    }
+    let command = filled(&command);
     let mut commands = vec![command.clone()];
     let draft = pick(&serve.packed_draft).or_else(|| serve.draft.clone());
     if let Some(draft) = draft.filter(|_| manifest.shards.iter().any(|s| s.part == "mtp")) {
-        commands.push(format!("{command} {draft}"));
+        commands.push(format!("{command} {}", filled(&draft)));
     }
     commands
 }

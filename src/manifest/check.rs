@@ -10,7 +10,7 @@ use super::{FILE_NAME, LEAF, Manifest, Member, SCHEMA, Shard, Tensor};
 use crate::cut::{self, MAX_PARTS};
 use crate::error::shown;
 use crate::hash;
-use crate::policy::{Keep, Weights, spelled};
+use crate::policy::{Mtp, SharedExperts, Weights, spelled};
 use crate::quant::{self, GgmlType};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -90,6 +90,14 @@ fn policy(m: &Manifest) -> Checked {
     expect(limits, || {
         format!("policy max_error {:?} (millionths), with weights {}", p.max_error, spelled(p.weights))
     })?;
+    expect(p.shared_experts != SharedExperts::Auto, || {
+        "policy shared_experts \"auto\", expected fused or separate".into()
+    })?;
+    let fused = p.shared_experts == SharedExperts::Fused;
+    expect(!fused || m.model.experts > 0 && !p.ep && p.layout != "hf", || {
+        "shared experts fused into experts that are placed whole, of an ordinary checkpoint, or not there"
+            .into()
+    })?;
     let ordinary = p.layout == "hf";
     // Engines are tables: any name may come. Those of ordinary checkpoints are called hf or hf-NAME.
     let plain = |name: &str| {
@@ -157,6 +165,7 @@ fn agrees(m: &Manifest, reason: &str) -> Checked {
         ("--weights ", spelled(p.weights)),
         ("--indexer ", spelled(p.indexer)),
         ("--mtp ", spelled(p.mtp)),
+        ("--shared-experts ", spelled(p.shared_experts)),
         ("--misaligned ", spelled(p.misaligned)),
         ("--mixed ", spelled(p.mixed)),
     ] {
@@ -184,17 +193,18 @@ fn shard(m: &Manifest, place: usize, s: &Shard, dropped: &HashSet<&str>) -> Chec
     let draft = s.part == "mtp";
     expect(!draft || last, || format!("the draft on stage {}, expected the last of {}", s.pp, p.pp))?;
     let ordinary = p.layout == "hf";
-    expect(!draft || !ordinary && p.mtp == Keep::Keep, || {
+    expect(!draft || !ordinary && p.mtp != Mtp::Drop, || {
         "a draft, which neither an ordinary checkpoint nor --mtp drop has".into()
     })?;
+    expect(draft || p.mtp != Mtp::Only, || "part model, though --mtp only has the draft alone".into())?;
     let (files, number) = (m.shards.len(), place + 1);
     let name = match (ordinary, draft, p.pp) {
         (true, ..) if files == 1 => "model.safetensors".into(),
         (true, ..) => format!("model-{number:05}-of-{files:05}.safetensors"),
         // The names of another engine's files stand in its table, which a loader does not have.
         _ if p.layout != "vllm" => s.file.clone(),
-        (false, true, _) => format!("mtp-rank-{}-part-0.safetensors", s.tp),
-        (false, false, 1) => format!("model-rank-{}-part-0.safetensors", s.tp),
+        (false, true, _) if p.mtp == Mtp::Keep => format!("mtp-rank-{}-part-0.safetensors", s.tp),
+        (false, true, _) | (false, false, 1) => format!("model-rank-{}-part-0.safetensors", s.tp),
         (false, false, _) => format!("model-pp-{}-tp-{}-part-0.safetensors", s.pp, s.tp),
     };
     expect(s.file == name, || {
@@ -326,8 +336,10 @@ fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&
             expect(packed.is_none() || t.shape.last() == Some(&widest), || {
                 format!("shape {:?}, but its widest member has {widest} bytes in a row", t.shape)
             })?;
-            expect(!stacked || t.shape[0] == experts, || {
-                format!("shape {:?}, but the shard holds {experts} experts", t.shape)
+            // A shared expert that is fused comes after them.
+            let stack = experts + u64::from(m.policy.shared_experts == SharedExperts::Fused);
+            expect(!stacked || t.shape[0] == stack, || {
+                format!("shape {:?}, but the shard holds {stack} experts", t.shape)
             })?;
         }
     }
@@ -386,7 +398,7 @@ fn range(m: &Manifest, s: &Shard) -> Range<u64> {
     match (s.part.as_str(), m.policy.layout.as_str()) {
         ("mtp", _) => m.model.layers..u64::MAX,
         // An ordinary checkpoint holds the draft as the layers after the trunk.
-        (_, "hf") if m.policy.mtp == Keep::Keep => 0..u64::MAX,
+        (_, "hf") if m.policy.mtp == Mtp::Keep => 0..u64::MAX,
         _ => stages[s.pp as usize]..stages[s.pp as usize + 1],
     }
 }

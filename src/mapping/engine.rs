@@ -18,6 +18,8 @@ pub struct Engine {
     pub method: Option<Method>,
     /// The command that serves what was converted.
     pub serve: Option<Serve>,
+    /// Shared experts as one more of the routed ones; when absent, the engine has them apart.
+    pub shared_experts: Option<FusedShared>,
     /// Vocabulary rows are padded to a multiple of this.
     #[serde(default = "one")]
     pub vocab_multiple: u64,
@@ -65,6 +67,10 @@ impl Engine {
             return Err(format!("method.form: {form}, expected 2 to 8 bits in groups of 16, 32, 64 or 128"));
         }
         for rule in &self.params {
+            let stacked = rule.join.iter().any(|j| j.contains("{E}"));
+            if self.shared_experts.is_some() && stacked && rule.fused.len() != rule.join.len() {
+                return Err(format!("rule for {:?}: fused names no shared expert for each member", rule.to));
+            }
             rule.check().map_err(|detail| format!("rule for {:?}: {detail}", rule.to))?;
         }
         Ok(())
@@ -107,6 +113,14 @@ impl Files {
         }
         Ok(())
     }
+}
+
+/// An engine that can hold a shared expert as one more of the routed ones.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FusedShared {
+    /// Numbers of routed experts with which it does so by itself, where there is one shared expert.
+    pub experts: Vec<u64>,
 }
 
 /// How an engine stores packed weights.
@@ -166,8 +180,16 @@ pub struct Serve {
     /// Added where experts are placed whole.
     #[serde(default)]
     pub ep: String,
+    /// Added where shared experts are fused.
+    #[serde(default)]
+    pub fused: String,
+    /// Added where they are not, if the engine could.
+    #[serde(default)]
+    pub separate: String,
     /// Added to serve with the multi-token-prediction draft, where no weight is packed.
     pub draft: Option<String>,
+    /// Added to the model's command to serve it with a draft that has this directory to itself.
+    pub draft_alone: Option<String>,
     /// The same where some are.
     pub packed_draft: Option<String>,
 }
@@ -181,6 +203,12 @@ pub struct ParamRule {
     /// Hugging Face tensors in order; `a|b` takes the first that exists; `{E}`: stacked over experts.
     #[serde(default)]
     pub join: Vec<String>,
+    /// With shared experts fused, what follows the last expert of each member's stack.
+    #[serde(default)]
+    pub fused: Vec<String>,
+    /// Only with shared experts apart.
+    #[serde(default)]
+    pub unless_fused: bool,
     /// Not where this Hugging Face tensor exists.
     pub without: Option<String>,
     /// Only where this one does.

@@ -10,7 +10,7 @@ pub(crate) mod tables;
 
 pub use arch::{Arch, DropRule, EngineChoice, Group, Schedule, SymbolSource, TensorRule, Via};
 pub use engine::{
-    ConstantRule, Cut, Engine, Files, Method, MethodName, Packed, ParamRule, Part, Serve, Stage,
+    ConstantRule, Cut, Engine, Files, FusedShared, Method, MethodName, Packed, ParamRule, Part, Serve, Stage,
 };
 pub use tables::Tables;
 

@@ -17,7 +17,7 @@ use crate::forms::Form;
 use crate::gguf::Gguf;
 use crate::hf;
 use crate::mapping::{Engine, Part, Tables};
-use crate::policy::{self, Keep, Policy, Weights};
+use crate::policy::{self, Keep, Mtp, Policy, SharedExperts, Weights};
 use params::{Form as Stored, Param};
 use recode::Recoding;
 use shard::ShardPlan;
@@ -110,9 +110,10 @@ impl Plan {
             // Nothing stays packed, so that the same without a policy is the same plan.
             policy.weights = Weights::Bf16;
         }
-        let model = tensors::resolve(gguf, &arch, &policy)?;
+        let mut model = tensors::resolve(gguf, &arch, &policy)?;
         // The default and the same stages spelled out are the same plan.
         policy.stages = stages(&policy, model.symbols.trunk)?;
+        policy.shared_experts = shared_experts(&engine, &model, &policy)?;
         if policy.ep && model.symbols.experts > 0 && model.symbols.experts < policy.tp {
             let experts = model.symbols.experts;
             return Err(Error::request(
@@ -157,6 +158,9 @@ impl Plan {
             }
         };
         let params = params::resolve(&engine, &model, gguf, &policy, policy.tp, recoding.as_ref())?;
+        if policy.mtp == Mtp::Only {
+            draft_alone(&engine, gguf, &mut model, &params)?;
+        }
         let fates = fates(gguf, &model, &params);
         let mut plan = Plan {
             hash: hash(gguf, &arch_text, &engine_text, merges.as_deref(), &policy),
@@ -180,7 +184,7 @@ impl Plan {
     pub fn directory(&self, hf_config: Option<PathBuf>, mappings: Option<PathBuf>) -> hf::Request {
         hf::Request {
             indexer: self.policy.indexer == Keep::Keep,
-            mtp: self.policy.mtp == Keep::Keep && self.model.symbols.trunk < self.model.symbols.blocks,
+            mtp: self.policy.mtp != Mtp::Drop && self.model.symbols.trunk < self.model.symbols.blocks,
             dtype: match self.policy.weights {
                 Weights::Keep | Weights::Bf16 | Weights::Fast => "bfloat16",
                 Weights::F16 | Weights::FastF16 => "float16",
@@ -242,6 +246,59 @@ fn stages(policy: &Policy, layers: u64) -> Result<Vec<u64>> {
         ));
     }
     Ok(bounds.clone())
+}
+
+/// Whether shared experts are fused into the routed ones: as asked for, or as the engine does by itself.
+fn shared_experts(engine: &Engine, model: &Model, policy: &Policy) -> Result<SharedExperts> {
+    let shown = |why: &str| Error::request("--shared-experts fused", format!("{} {why}", engine.engine));
+    match (policy.shared_experts, &engine.shared_experts) {
+        (SharedExperts::Separate, _) | (SharedExperts::Auto, None) => Ok(SharedExperts::Separate),
+        (SharedExperts::Fused, None) => {
+            Err(shown("holds shared experts of this model apart, or it has none; leave it out"))
+        }
+        (SharedExperts::Fused, Some(_)) if policy.ep => {
+            Err(shown("does not fuse shared experts where experts are placed whole; leave out --ep"))
+        }
+        (SharedExperts::Fused, Some(_)) => Ok(SharedExperts::Fused),
+        (SharedExperts::Auto, Some(form)) => {
+            let fits = !policy.ep && form.experts.contains(&model.symbols.experts);
+            // One shared expert alone has the shape of a routed one.
+            let one = engine.params.iter().filter(|rule| !rule.fused.is_empty()).all(|rule| {
+                (0..model.symbols.blocks).all(|layer| {
+                    let shape = |name: &str| {
+                        let name = name.replace("{L}", &layer.to_string()).replace("{E}", "0");
+                        model.index.get(&name).map(|i| &model.tensors[*i].shape)
+                    };
+                    rule.join.iter().zip(&rule.fused).all(|(join, fused)| shape(join) == shape(fused))
+                })
+            });
+            Ok(if fits && one { SharedExperts::Fused } else { SharedExperts::Separate })
+        }
+    }
+}
+
+/// Everything that the draft does not hold is left out.
+fn draft_alone(engine: &Engine, gguf: &Gguf, model: &mut Model, params: &[Param]) -> Result<()> {
+    if params.is_empty() {
+        let detail = if engine.sharded() {
+            "the model has no multi-token-prediction block; leave it out"
+        } else {
+            "an ordinary checkpoint holds the draft among the model's layers; leave it out"
+        };
+        return Err(Error::request("--mtp only", detail));
+    }
+    let views = params.iter().flat_map(|p| &p.members).flat_map(|m| &m.tensors);
+    let mut out = vec![true; gguf.tensors().len()];
+    for view in views.flat_map(|t| &model.tensors[*t].views) {
+        out[view.tensor] = false;
+    }
+    for drop in &model.dropped {
+        out[drop.tensor] = false;
+    }
+    let reason = "no part of the draft (--mtp only)";
+    let out = (0..out.len()).filter(|tensor| out[*tensor]);
+    model.dropped.extend(out.map(|tensor| Drop { tensor, reason: reason.into() }));
+    Ok(())
 }
 
 /// What becomes of each GGUF tensor.

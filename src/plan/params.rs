@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::forms;
 use crate::gguf::Gguf;
 use crate::mapping::{Cut, Engine, ParamRule, Part, Stage};
-use crate::policy::{self, Fit, Policy, Weights};
+use crate::policy::{self, Fit, Mtp, Policy, SharedExperts, Weights};
 use crate::quant::{Float, GgmlType, TYPES};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -199,7 +199,9 @@ impl Builder<'_> {
             let exists = |name: &str| self.model.index.contains_key(name);
             // A dropped MTP block leaves nothing behind that its draft would need.
             let block_gone = layer.is_some_and(|l| l >= symbols.trunk && !self.layers.contains(&l));
-            let unwanted = rule.without.as_ref().is_some_and(|w| exists(&at(w)))
+            let fused = self.policy.shared_experts == SharedExperts::Fused;
+            let unwanted = rule.unless_fused && fused
+                || rule.without.as_ref().is_some_and(|w| exists(&at(w)))
                 || rule.with.as_ref().is_some_and(|w| !exists(&at(w)));
             if block_gone || unwanted {
                 continue;
@@ -224,7 +226,8 @@ impl Builder<'_> {
                 continue;
             }
             let names: Vec<String> = names.into_iter().flatten().collect();
-            self.use_names(names.iter());
+            let shared: Vec<String> = rule.fused.iter().filter(|_| fused).map(|f| at(f)).collect();
+            self.use_names(names.iter().chain(&shared));
             self.param(rule, layer, &names);
         }
     }
@@ -253,6 +256,9 @@ impl Builder<'_> {
     fn param(&mut self, rule: &ParamRule, layer: Option<u64>, names: &[String]) {
         let symbols = &self.model.symbols;
         let mtp = layer.is_some_and(|l| l >= symbols.trunk);
+        if self.policy.mtp == Mtp::Only && !(mtp && self.engine.sharded()) {
+            return;
+        }
         let block = if mtp { &self.engine.mtp_block } else { &self.engine.block };
         let at = |name: &str| {
             let name = name.replace("{B}", block);
@@ -330,6 +336,23 @@ impl Builder<'_> {
             }
         }
         let first: &HfTensor = &self.model.tensors[tensors[0]];
+        if let (SharedExperts::Fused, Some(shared)) = (self.policy.shared_experts, rule.fused.get(i)) {
+            let shared = shared.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default());
+            let found = self.model.index.get(&shared).map(|t| (*t, &self.model.tensors[*t].shape));
+            match found {
+                Some((t, shape)) if *shape == first.shape => tensors.push(t),
+                _ => {
+                    let shape = found.map_or("missing".into(), |(_, shape)| format!("shape {shape:?}"));
+                    return Err(Error::source(
+                        shared,
+                        format!(
+                            "{shape}, expected {:?} as a routed expert; pass --shared-experts separate",
+                            first.shape
+                        ),
+                    ));
+                }
+            }
+        }
         if let Some(&other) = tensors.iter().find(|t| self.model.tensors[**t].shape != first.shape) {
             let other = &self.model.tensors[other];
             return Err(Error::source(

@@ -10,6 +10,7 @@ use crate::forms::{self, Piece};
 use crate::gguf::Gguf;
 use crate::manifest;
 use crate::mapping::{Files, Packed, Part, Stage};
+use crate::policy::Mtp;
 use crate::quant::Float;
 use serde_json::json;
 use std::ops::Range;
@@ -143,13 +144,14 @@ fn file_name(plan: &Plan, files: &Files, part: Part, pp: u64, tp: u64) -> Result
     let pattern = match (part, plan.policy.pp) {
         (Part::Model, 1) => Some(&files.rank),
         (Part::Model, _) => files.stage.as_ref(),
+        (Part::Mtp, _) if plan.policy.mtp == Mtp::Only => Some(&files.rank),
         (Part::Mtp, _) => files.draft.as_ref(),
     };
     let pattern = pattern.ok_or_else(|| {
         Error::request(
             &plan.layout,
             format!(
-                "{} has no file name for an MTP draft (files.draft); pass --mtp drop",
+                "{} has no file name for an MTP draft (files.draft); pass --mtp drop, or --mtp only for a directory of its own",
                 plan.engine.engine
             ),
         )
@@ -298,7 +300,8 @@ impl Cutter<'_> {
         let width = slices.iter().map(|(m, s)| row_bytes(m, s.cols.end - s.cols.start)).max().unwrap_or(0);
         let experts = match (param.stacked, policy.ep) {
             (false, _) => 0..1,
-            (true, false) => 0..self.plan.model.symbols.experts,
+            // A fused shared expert is the last of the stack.
+            (true, false) => 0..slices.first().map_or(0, |(m, _)| m.tensors.len() as u64),
             (true, true) => cut::experts(self.plan.model.symbols.experts, policy.tp, self.tp),
         };
         let mut bands = Vec::new();

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
 use crate::hf;
 use crate::mapping::{Arch, TensorRule, Via};
-use crate::policy::{Keep, Policy};
+use crate::policy::{Keep, Mtp, Policy};
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
@@ -149,7 +149,7 @@ impl<'a> Resolver<'a> {
                 let shares = self.not_owner(group, use_.layer, &owners);
                 if self.group_absent(group, use_.layer) {
                     let unwanted = shares.is_some()
-                        || in_mtp && policy.mtp == Keep::Drop
+                        || in_mtp && policy.mtp == Mtp::Drop
                         || group == "indexer" && policy.indexer == Keep::Drop;
                     if !unwanted && self.leads_group(use_.rule) && !self.group_nowhere(group) {
                         self.problems.push(Error::source(
@@ -184,7 +184,7 @@ impl<'a> Resolver<'a> {
                 }
                 continue;
             }
-            let dropped = match (in_mtp && policy.mtp == Keep::Drop, use_.rule.group.as_deref()) {
+            let dropped = match (in_mtp && policy.mtp == Mtp::Drop, use_.rule.group.as_deref()) {
                 (true, _) => Some("MTP block dropped (--mtp drop)"),
                 (_, Some("indexer")) if policy.indexer == Keep::Drop => {
                     Some("indexer dropped (--indexer drop)")
@@ -215,11 +215,11 @@ impl<'a> Resolver<'a> {
         self.leftovers();
         if mtp_without_tensors && self.problems.is_empty() {
             match policy.mtp {
-                Keep::Drop => self
+                Mtp::Drop => self
                     .model
                     .notes
                     .push("the metadata names an MTP block, but the file has no tensors of it".into()),
-                Keep::Keep => self.problems.push(Error::source(
+                Mtp::Keep | Mtp::Only => self.problems.push(Error::source(
                     format!("blk.{}.nextn.*", self.model.symbols.trunk),
                     format!(
                         "missing, though {} is not 0; pass --mtp drop to go on without the MTP block",

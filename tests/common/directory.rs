@@ -2,7 +2,7 @@
 
 use preshard::hash;
 use preshard::manifest::{FILE_NAME, LEAF, Manifest, Member, Model, SCHEMA, Shard, Source, Tensor};
-use preshard::policy::Policy;
+use preshard::policy::{Policy, SharedExperts};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -28,7 +28,12 @@ pub fn write(dir: &Path, ranks: u64, tensors: &[Spec]) -> Manifest {
             vocab_padded: 0,
             experts: 0,
         },
-        policy: Policy { tp: ranks, stages: vec![0, layers], ..Policy::default() },
+        policy: Policy {
+            tp: ranks,
+            stages: vec![0, layers],
+            shared_experts: SharedExperts::Separate,
+            ..Policy::default()
+        },
         shards: (0..ranks).map(|tp| write_shard(dir, tp, tensors)).collect(),
         files: Vec::new(),
         dropped: Vec::new(),

@@ -4,7 +4,7 @@ use super::*;
 use crate::common::*;
 use crate::support::models::{DEEPSEEK, GLM, Mla, add, q4_k};
 use crate::support::{converted, get, preshard, refused, stderr};
-use preshard::policy::Keep;
+use preshard::policy::{Keep, Mtp};
 
 /// As q4_k, with rows that need no multiple of 256 where heads are small.
 fn small_heads(name: &str) -> u32 {
@@ -289,7 +289,7 @@ fn dsa_01_a_layer_without_its_indexer_is_refused() {
         converted(&lacking, Policy { indexer: Keep::Drop, ..tp(2) });
     }
     // The draft's, when the draft is dropped.
-    converted(&without_indexer(model.clone(), 3), Policy { mtp: Keep::Drop, ..tp(2) });
+    converted(&without_indexer(model.clone(), 3), Policy { mtp: Mtp::Drop, ..tp(2) });
     let long = model.set("glm-dsa.context_length", 1u32 << 20);
     refused(&without_indexer(long, 1), &[], &["blk.1.indexer.attn_q_b.weight: missing"]);
 }
@@ -329,7 +329,7 @@ fn mtp_01_the_block_is_no_layer_of_the_trunk() {
     let embedding = source("blk.3.nextn.embed_tokens.weight", Q4_K, &[256, 300]);
     assert!(get(&draft, "model.embed_tokens.qweight").bytes[..140 * 144] == embedding[160 * 144..]);
 
-    let drop = converted(&model, Policy { mtp: Keep::Drop, ..tp(2) });
+    let drop = converted(&model, Policy { mtp: Mtp::Drop, ..tp(2) });
     assert!(drop.manifest.shards.iter().all(|s| s.part == "model"));
     for rank in 0..2 {
         assert!(drop.rank(rank) == keep.rank(rank), "the trunk is the same");
