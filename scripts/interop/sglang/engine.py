@@ -38,10 +38,27 @@ def pretend(args):
     import sglang.srt.distributed.parallel_state as parallel_state
     import sglang.srt.layers.rotary_embedding.factory as rope
 
-    def get_rope_cpu(head_size, rotary_dim, max_position, base, is_neox_style=True, rope_scaling=None, dtype=None,
-                     partial_rotary_factor=1.0, device=None):
-        return rope.get_rope(head_size, rotary_dim, max_position, base, is_neox_style, rope_scaling, dtype,
-                             partial_rotary_factor)
+    def get_rope_cpu(
+        head_size,
+        rotary_dim,
+        max_position,
+        base,
+        is_neox_style=True,
+        rope_scaling=None,
+        dtype=None,
+        partial_rotary_factor=1.0,
+        device=None,
+    ):
+        return rope.get_rope(
+            head_size,
+            rotary_dim,
+            max_position,
+            base,
+            is_neox_style,
+            rope_scaling,
+            dtype,
+            partial_rotary_factor,
+        )
 
     rope.get_rope_cpu = get_rope_cpu
 
@@ -53,8 +70,13 @@ def pretend(args):
     build = parallel_state.GroupCoordinator.__init__
 
     def without(self, *positional, **named):
-        for name in ("use_pynccl", "use_custom_allreduce", "use_pymscclpp", "use_torch_symm_mem_all_reduce",
-                     "use_message_queue_broadcaster"):
+        for name in (
+            "use_pynccl",
+            "use_custom_allreduce",
+            "use_pymscclpp",
+            "use_torch_symm_mem_all_reduce",
+            "use_message_queue_broadcaster",
+        ):
             if name in named:
                 named[name] = False
         return build(self, *positional, **named)
@@ -123,7 +145,10 @@ def run(args, rank, port):
 
     initialize_moe_config()
     config = ModelConfig(
-        model_path=args.dir, trust_remote_code=False, dtype="bfloat16", is_draft_model=args.draft,
+        model_path=args.dir,
+        trust_remote_code=False,
+        dtype="bfloat16",
+        is_draft_model=args.draft,
         quantization=args.quantization,
     )
     init_distributed_environment(
@@ -139,7 +164,9 @@ def run(args, rank, port):
     loader = loaders.get_model_loader(LoadConfig(load_format=args.load_format), config)
     model = loader.load_model(model_config=config, device_config=DeviceConfig("cpu", rank))
     state = loaders.ShardedStateLoader._filter_subtensors(model.state_dict())
-    save_file({k: v.contiguous() for k, v in state.items()}, args.state / f"model-rank-{rank}-part-0.safetensors")
+    save_file(
+        {k: v.contiguous() for k, v in state.items()}, args.state / f"model-rank-{rank}-part-0.safetensors"
+    )
     derived = {
         k: v.contiguous()
         for k, v in loaders.PreshardedModelLoader._collect_extra_tensors(model).items()
