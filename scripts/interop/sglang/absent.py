@@ -27,7 +27,7 @@ PACKAGES = {
 class Absent(types.ModuleType):
     """A module of which every name is a mock."""
 
-    __path__: list[str] = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):

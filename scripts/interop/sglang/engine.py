@@ -35,7 +35,7 @@ def options():
 
 def pretend(args):
     """Takes out what only a GPU can do. Fusions are decided as on one where they are asked for."""
-    import sglang.srt.distributed.parallel_state as parallel_state
+    from sglang.srt.distributed import parallel_state
     import sglang.srt.layers.rotary_embedding.factory as rope
 
     def get_rope_cpu(
@@ -201,7 +201,7 @@ def main():
                 try:
                     print("CLASS", run(args, rank, port), flush=True)
                     status = 0
-                except BaseException as e:
+                except Exception as e:
                     traceback.print_exc()
                     (args.state / f"refused-{rank}").write_text(f"{type(e).__name__}: {e}\n")
                 finally:
