@@ -16,8 +16,8 @@ mod directory;
 
 use preshard::gpu::Device;
 use preshard::gpu::blake3::LeafHasher;
+use preshard::hash::LEAF;
 use preshard::load::{Directory, Method, Options, Shard, Stats, load_all};
-use preshard::manifest::LEAF;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -3,9 +3,10 @@
 use crate::error::{Error, Result};
 use crate::eval::{Decoder, Evaluator, source_order};
 use crate::gguf::Gguf;
+use crate::hash::LEAF;
 use crate::hash::{self, leaf_range};
 use crate::journal::{Journal, Record, Records};
-use crate::manifest::{self, LEAF, Manifest};
+use crate::manifest::{self, Manifest};
 use crate::mapping::Part;
 use crate::plan::Plan;
 use crate::plan::shard::{ShardPlan, TensorPlan};

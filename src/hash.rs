@@ -6,9 +6,11 @@
 //! file of one leaf that leaf is the root, and its value is the file's hash.
 
 use crate::error::{Error, Result, shown};
-use crate::manifest::LEAF;
 use blake3::hazmat::{HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
 use std::ops::Range;
+
+/// Bytes of one leaf: the unit of work, hashing, resume and verification. A power of two.
+pub const LEAF: u64 = 16 << 20;
 
 /// Leaves of a file of `file_bytes` bytes; an empty file has none in the manifest.
 pub fn leaves(file_bytes: u64) -> u64 {

@@ -116,6 +116,8 @@ pub mod hash;
 #[cfg(feature = "convert")]
 pub mod hf;
 #[cfg(feature = "convert")]
+pub mod indexer;
+#[cfg(feature = "convert")]
 mod journal;
 pub mod load;
 pub mod manifest;

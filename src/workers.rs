@@ -1,7 +1,7 @@
 //! Threads that take jobs in order until none is left, one fails or a stop is asked for.
 
 use crate::error::{Error, Result};
-use crate::manifest::LEAF;
+use crate::hash::LEAF;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 

@@ -8,7 +8,7 @@ mod support;
 use common::*;
 use preshard::eval::{Decoder, Evaluator, Findings};
 use preshard::gguf::Gguf;
-use preshard::manifest::LEAF;
+use preshard::hash::LEAF;
 use preshard::mapping::Tables;
 use preshard::plan::Plan;
 use preshard::policy::{Policy, Weights};

@@ -6,7 +6,8 @@ mod support;
 
 use preshard::gguf::Gguf;
 use preshard::hash;
-use preshard::manifest::{FILE_NAME, LEAF, Manifest};
+use preshard::hash::LEAF;
+use preshard::manifest::{FILE_NAME, Manifest};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -9,6 +9,7 @@ use common::{Builder, F16};
 use packed::unpacked;
 use preshard::gguf::Gguf;
 use preshard::hf::{self, Files, Request};
+use preshard::indexer;
 use preshard::mapping::Tables;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -253,8 +254,8 @@ fn layers_that_share_an_indexer() {
     let gguf = open("hf/glm52/metadata.gguf");
     let full = [true, true, true, false, false, false, true, false];
     let group = &Tables::default().arch("glm-dsa").unwrap().0.groups["indexer"];
-    assert_eq!(hf::indexer_layers(&gguf, group, 8, 1).unwrap(), full);
-    let error = hf::indexer_layers(&gguf, group, 9, 1).unwrap_err().to_string();
+    assert_eq!(indexer::layers(&gguf, group, 8, 1).unwrap(), full);
+    let error = indexer::layers(&gguf, group, 9, 1).unwrap_err().to_string();
     assert!(error.contains("8 entries") && error.contains("9 layers"), "{error}");
 
     // Without the key: from the tensors, unless every layer has a copy in a file with GLM-5.2's context.
@@ -265,7 +266,7 @@ fn layers_that_share_an_indexer() {
             builder = builder.tensor(format!("blk.{layer}.indexer.attn_k.weight"), F16, &[1], vec![0; 2]);
         }
         let gguf = Gguf::open(&[builder.write(directory.path().join("model.gguf"))]).unwrap();
-        hf::indexer_layers(&gguf, group, 8, 1).unwrap()
+        indexer::layers(&gguf, group, 8, 1).unwrap()
     };
     assert_eq!(with(1 << 20, &[0, 1, 2, 6]), full);
     assert_eq!(with(1 << 20, &[0, 1, 2, 3, 4, 5, 6, 7]), full);

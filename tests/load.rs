@@ -4,8 +4,9 @@
 mod directory;
 
 use directory::Spec;
+use preshard::hash::LEAF;
 use preshard::load::{Directory, Method, Options, Shard};
-use preshard::manifest::{FILE_NAME, LEAF, Manifest};
+use preshard::manifest::{FILE_NAME, Manifest};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};

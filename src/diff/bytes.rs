@@ -2,8 +2,9 @@
 
 use super::{Found, Settings};
 use crate::error::{Error, Result};
+use crate::hash::LEAF;
 use crate::hash::leaf_range;
-use crate::manifest::{LEAF, Shard, Tensor};
+use crate::manifest::{Shard, Tensor};
 use crate::sync::lock;
 use crate::verify;
 use crate::workers;

@@ -1,7 +1,6 @@
 //! Checks the tensors of all files: types, shapes, sizes, extents, overlaps, duplicate names.
 
-use super::header::Header;
-use super::splits::Opened;
+use super::file::{Opened, bytes, end};
 use super::{Tensor, identify};
 use crate::error::{Error, Result, shown, shown_path};
 use crate::quant::{self, GgmlType};
@@ -130,19 +129,6 @@ fn sizes(files: &[Opened], types: &[&'static GgmlType]) -> Result<Vec<Tensor>> {
     Ok(tensors)
 }
 
-/// Bytes of a tensor; `None` when they or its elements pass what ggml can count (i64).
-fn bytes(ty: &GgmlType, ne: &[u64]) -> Option<u64> {
-    let limit = |n: u64| (n <= i64::MAX as u64).then_some(n);
-    for &n in ne {
-        limit(n)?;
-    }
-    if ne.contains(&0) {
-        return Some(0);
-    }
-    ne.iter().try_fold(1u64, |product, &n| limit(product.checked_mul(n)?))?;
-    ne[1..].iter().try_fold(limit(ty.row_bytes(ne[0])?)?, |product, &n| limit(product.checked_mul(n)?))
-}
-
 /// One problem per file: the data ends before some tensor does.
 fn extents(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
     let end = |t: &Tensor| u128::from(t.offset) + u128::from(t.bytes);
@@ -208,26 +194,6 @@ fn overlaps(files: &[Opened], tensors: &[Tensor]) -> Result<()> {
         }
     }
     problems.finish()
-}
-
-/// Where the data of a file ends, and where its padding does; `None` when its tensors are not sound.
-fn end(header: &Header) -> Option<(u64, u64)> {
-    let mut end = header.data_start;
-    for entry in &header.entries {
-        let size = bytes(quant::by_id(entry.type_id)?, &entry.ne)?;
-        if size > 0 {
-            end = end.max(header.data_start.checked_add(entry.offset)?.checked_add(size)?);
-        }
-    }
-    Some((end, end.checked_next_multiple_of(header.alignment)?))
-}
-
-/// Where a second GGUF follows the last tensor, as `cat` leaves it.
-pub(super) fn second_header(header: &Header, file: &[u8]) -> Option<u64> {
-    let (end, padded) = end(header)?;
-    [end, padded].into_iter().find(|&at| {
-        usize::try_from(at).ok().and_then(|at| file.get(at..)).is_some_and(|rest| rest.starts_with(b"GGUF"))
-    })
 }
 
 /// Remarks on bytes after the last tensor's padding.

@@ -3,10 +3,11 @@
 //! Strict on purpose: a file that llama.cpp would refuse is refused here, and so are files it would
 //! misread. Tensor data is not looked at; it is handed out as stored.
 //!
-//! `header` parses one file, `splits` finds the files of one model, `check` holds the tensors
+//! `header` parses one file, `file` opens it, `splits` finds the files of one model, `check` holds the tensors
 //! of all files against each other and the files' sizes, `identify` names what is no model.
 
 mod check;
+mod file;
 mod header;
 mod identify;
 mod metadata;
@@ -16,8 +17,8 @@ pub use metadata::{Array, Element, Metadata, Value};
 
 use crate::error::{Error, Result};
 use crate::quant::GgmlType;
+use file::Opened;
 use memmap2::{Mmap, UncheckedAdvice};
-use splits::Opened;
 use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;

@@ -1,26 +1,13 @@
-//! Opens files and finds all files of one model: from any member, a directory, or a list.
+//! Finds all files of one model: from any member, a directory, or a list.
 
-use super::header::{self, Header};
-use super::{check, identify};
+use super::file::{Opened, open};
+use super::identify;
 use crate::error::{Error, Result, shown_path};
-use memmap2::Mmap;
 use std::collections::BTreeMap;
-use std::fs::{File, Metadata as Stat};
 use std::path::{Path, PathBuf};
 
 /// Splits of one model at most; `split.count` is a u16.
 const MAX_SPLITS: u64 = u16::MAX as u64;
-
-/// One opened, mapped and parsed file.
-pub(super) struct Opened {
-    pub path: PathBuf,
-    pub file: File,
-    pub map: Mmap,
-    pub size: u64,
-    /// As it was when the file was opened.
-    pub stat: Stat,
-    pub header: Header,
-}
 
 /// Opens all files of the model, in split order.
 pub(super) fn find(inputs: &[PathBuf], notes: &mut Vec<String>) -> Result<Vec<Opened>> {
@@ -32,42 +19,6 @@ pub(super) fn find(inputs: &[PathBuf], notes: &mut Vec<String>) -> Result<Vec<Op
     };
     check_set(&files, notes)?;
     Ok(files)
-}
-
-fn open(path: &Path) -> Result<Opened> {
-    let stat = std::fs::metadata(path).map_err(|e| Error::io(path, "open", e))?;
-    if stat.is_dir() {
-        return Err(Error::request(shown_path(path), "a directory among several inputs: give it alone"));
-    }
-    if !stat.is_file() {
-        return Err(Error::source_file(path, "not a regular file: the reader maps it, so give a file"));
-    }
-    let file = File::open(path).map_err(|e| Error::io(path, "open", e))?;
-    let stat = file.metadata().map_err(|e| Error::io(path, "examine", e))?;
-    if stat.len() == 0 {
-        return Err(Error::source_file(path, identify::not_gguf(&[]).unwrap_or_default()));
-    }
-    // SAFETY: the mapping is read-only and private to this process, but another process can change
-    // the file. Changed bytes give wrong values, never a wild read: every length is read once and
-    // checked before use, and `Gguf::unchanged` tells. A file that shrinks raises SIGBUS on access;
-    // the converter installs a handler that says so.
-    let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, "map", e))?;
-    let part = || identify::partial(path);
-    if let Some(found) = identify::not_gguf(&map) {
-        return Err(Error::source_file(path, part().unwrap_or(found)));
-    }
-    let header =
-        header::parse(path, &map).map_err(|problem| Error::source_file(path, part().unwrap_or(problem)))?;
-    if let Some(at) = check::second_header(&header, &map) {
-        return Err(Error::source_file(
-            path,
-            format!(
-                "concatenated GGUF: second header at byte {at}; splits cannot be joined with cat: \
-                 use the split files themselves, or join them with llama-gguf-split --merge"
-            ),
-        ));
-    }
-    Ok(Opened { path: path.to_owned(), file, size: map.len() as u64, map, stat, header })
 }
 
 /// The parts of a split's name, `PREFIX-00001-of-00003.gguf`.

@@ -3,7 +3,7 @@
 use super::image::{Image, image};
 use super::{Arg, Device, DeviceBuffer, Kernel, Stream};
 use crate::error::Result;
-use crate::manifest::LEAF;
+use crate::hash::LEAF;
 
 /// A module of its own, so that a load does not wait for the decoders.
 pub(super) static IMAGE: Image = image!("blake3");

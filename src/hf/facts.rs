@@ -6,7 +6,7 @@ use super::rope::{self, Llama3};
 use super::vocab::Vocab;
 use crate::error::{Error, Result};
 use crate::gguf::{self, Gguf};
-use crate::mapping::Group;
+use crate::indexer;
 use serde_json::Value;
 use std::cell::{Cell, OnceCell, RefCell};
 
@@ -137,7 +137,7 @@ impl Names for Facts<'_> {
                 let trunk = self.layers_of("block_count")?.unwrap_or(0).saturating_sub(mtp()?);
                 let (arch, _) = self.request.tables().arch(self.architecture)?;
                 let Some(group) = arch.groups.get("indexer") else { return Ok(None) };
-                let full = indexer_layers(self.gguf, group, trunk, mtp()?)?;
+                let full = indexer::layers(self.gguf, group, trunk, mtp()?)?;
                 if full.iter().all(|f| *f) { None } else { sharing(&full, name) }
             }
             _ => {
@@ -177,52 +177,13 @@ impl Facts<'_> {
     }
 }
 
-/// Which of the first `trunk` layers run their own indexer; the others reuse the choice of the last
-/// that does (GLM-5.2). From the metadata where it says so, else by the table's schedule; a `group` that
-/// names neither is in every layer. `mtp`: layers after the trunk.
-/// The tensors do not tell: some files carry a copy of the indexer in every layer, and one may be missing.
-pub fn indexer_layers(gguf: &Gguf, group: &Group, trunk: u64, mtp: u64) -> Result<Vec<bool>> {
-    if trunk > 1 << 16 {
-        return Err(Error::source("block_count", format!("{trunk} layers: not a model")));
-    }
-    if let Some(key) = &group.owners
-        && let Some(array) = gguf.metadata().array(key)?
-    {
-        let types: Vec<bool> = array
-            .iter()
-            .map(|v| matches!(v, gguf::Value::Bool(true) | gguf::Value::U64(1..) | gguf::Value::I64(1..)))
-            .collect();
-        // Older converters counted the draft layers in.
-        if ![trunk, trunk.saturating_add(mtp)].contains(&(types.len() as u64)) {
-            return Err(Error::source(
-                key,
-                format!(
-                    "{} entries, expected one for each of {trunk} layers, or {} with the MTP block: convert to GGUF again",
-                    types.len(),
-                    trunk.saturating_add(mtp)
-                ),
-            ));
-        }
-        return Ok(types[..trunk as usize].to_vec());
-    }
-    if let Some(schedule) = &group.schedule
-        && gguf.metadata().count(&schedule.key)?.unwrap_or(0) >= schedule.least
-    {
-        return Ok((0..trunk).map(|layer| follows(layer, schedule.every, schedule.after)).collect());
-    }
-    Ok(vec![true; trunk as usize])
-}
-
-/// Whether `layer` runs its indexer under a schedule, as vLLM and transformers compute it.
-fn follows(layer: u64, freq: u64, offset: u64) -> bool {
-    (layer + 1).saturating_sub(offset).is_multiple_of(freq)
-}
-
 /// How config.json says which layers share: the list, and the schedule, or a pattern where none fits.
 fn sharing(full: &[bool], name: &str) -> Option<Value> {
     let schedule =
         (2..=16).flat_map(|freq| (0..=16).map(move |offset| (freq, offset))).find(|(freq, offset)| {
-            full.iter().enumerate().all(|(layer, full)| *full == follows(layer as u64, *freq, *offset))
+            full.iter()
+                .enumerate()
+                .all(|(layer, full)| *full == indexer::follows(layer as u64, *freq, *offset))
         });
     match (name, schedule) {
         ("indexer.types", _) => {
@@ -319,7 +280,7 @@ mod tests {
     fn the_schedule_of_glm_5_2() {
         // indexer_types of GLM-5.2's config.json: full in layers 0, 1, 2, 6, 10, … of 78.
         let full: Vec<bool> = (0..78u64).map(|l| l < 2 || l % 4 == 2).collect();
-        assert_eq!(full, (0..78).map(|l| follows(l, 4, 3)).collect::<Vec<_>>());
+        assert_eq!(full, (0..78).map(|l| indexer::follows(l, 4, 3)).collect::<Vec<_>>());
         assert_eq!(sharing(&full, "indexer.freq"), Some(4.into()));
         assert_eq!(sharing(&full, "indexer.offset"), Some(3.into()));
         assert_eq!(sharing(&full, "indexer.pattern"), None);

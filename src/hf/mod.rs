@@ -30,7 +30,6 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 use vocab::Vocab;
 
-pub use facts::indexer_layers;
 pub use parameters::check_parameters;
 
 /// What decides the files besides the GGUF.

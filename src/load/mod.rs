@@ -30,8 +30,9 @@ pub use host::LoadedHost;
 pub use read::Method;
 
 use crate::error::{Error, Result};
+use crate::hash::LEAF;
 use crate::hash::to_hex;
-use crate::manifest::{self, LEAF};
+use crate::manifest;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -6,10 +6,10 @@
 
 mod recoded;
 
-use super::{FILE_NAME, LEAF, Manifest, Member, SCHEMA, Shard, Tensor};
+use super::{FILE_NAME, Manifest, Member, SCHEMA, Shard, Tensor};
 use crate::cut::{self, MAX_PARTS};
 use crate::error::shown;
-use crate::hash;
+use crate::hash::{self, LEAF};
 use crate::policy::{Mtp, SharedExperts, Weights, spelled};
 use crate::quant::{self, GgmlType};
 use std::collections::{BTreeMap, BTreeSet, HashSet};

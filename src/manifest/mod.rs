@@ -14,8 +14,6 @@ use std::path::Path;
 pub const FILE_NAME: &str = "preshard.json";
 /// The schema version this crate writes and reads.
 pub const SCHEMA: u32 = 1;
-/// Bytes of one leaf: the unit of work, hashing, resume and verification. A power of two.
-pub const LEAF: u64 = 16 << 20;
 
 /// The whole manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

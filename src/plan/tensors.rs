@@ -4,7 +4,7 @@ use super::latent;
 use super::symbols::Symbols;
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
-use crate::hf;
+use crate::indexer;
 use crate::mapping::{Arch, TensorRule, Via};
 use crate::policy::{Keep, Mtp, Policy};
 use std::collections::{BTreeSet, HashMap};
@@ -133,9 +133,7 @@ impl<'a> Resolver<'a> {
         let symbols = &self.model.symbols;
         let owners = match self.arch.groups.get("indexer") {
             None => Vec::new(),
-            Some(group) => {
-                hf::indexer_layers(self.gguf, group, symbols.trunk, symbols.blocks - symbols.trunk)?
-            }
+            Some(group) => indexer::layers(self.gguf, group, symbols.trunk, symbols.blocks - symbols.trunk)?,
         };
         let (uses, spares) = self.uses()?;
         for use_ in uses {

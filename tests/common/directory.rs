@@ -1,7 +1,8 @@
 //! Writes converted directories of random bytes, for tests and benches of the loader.
 
 use preshard::hash;
-use preshard::manifest::{FILE_NAME, LEAF, Manifest, Member, Model, SCHEMA, Shard, Source, Tensor};
+use preshard::hash::LEAF;
+use preshard::manifest::{FILE_NAME, Manifest, Member, Model, SCHEMA, Shard, Source, Tensor};
 use preshard::policy::{Policy, SharedExperts};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
