@@ -197,6 +197,164 @@ fn an_engine_table_that_cannot_work_is_refused() {
         assert!(words.iter().all(|word| message.contains(word)), "{words:?}: {message}");
     }
     let dir = tempfile::tempdir().unwrap();
-    let message = stderr(&run(dir.path(), &[], &["--layout", "nobody"]));
+    let message = stderr(&run(dir.path(), &[("engine/toy.toml", TOY)], &["--layout", "nobody"]));
     assert!(message.contains("nobody") && message.contains("vllm-dense"), "{message}");
+}
+
+/// A table of the repository with one thing changed, and what is said of it.
+fn refused_table(path: &str, change: (&str, &str), args: &[&str], words: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("mappings").join(path)).unwrap();
+    assert!(text.contains(change.0), "{path}: {}", change.0);
+    let output = run(dir.path(), &[(path, &text.replacen(change.0, change.1, 1))], args);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{change:?}: {message}");
+    let file = dir.path().join("mappings").join(path).display().to_string();
+    let lines: Vec<&str> = message.lines().filter(|l| l.starts_with("error: ")).collect();
+    assert!(lines.iter().any(|l| l.contains(&file)), "{change:?}: no {file} in {message}");
+    for word in words {
+        assert!(lines.iter().any(|l| l.contains(word)), "{change:?}: no {word:?} in {message}");
+    }
+    assert!(!dir.path().join("out").exists());
+}
+
+/// The number of the line of `path` in which `text` stands first.
+fn line_of(path: &str, text: &str) -> String {
+    let all = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("mappings").join(path));
+    let line = all.unwrap().lines().position(|l| l.contains(text)).unwrap() + 1;
+    format!("line {line}: ")
+}
+
+#[test]
+fn a_mistake_in_a_table_is_found_in_its_file_rule_and_line() {
+    let arch = "arch/llama.toml";
+    refused_table(
+        arch,
+        ("heads = \"heads\"", "heads = \"hedas\""),
+        &[],
+        &["rule for [\"blk.{L}.attn_q.weight\"]", "heads names the symbol \"hedas\"", "kv_heads"],
+    );
+    refused_table(
+        arch,
+        ("from = [\"output_norm.weight\"]", "when = \"!exprets\"\nfrom = [\"output_norm.weight\"]"),
+        &[],
+        &["rule for [\"output_norm.weight\"]", "when names the symbol \"exprets\""],
+    );
+    refused_table(arch, ("optional =", "optonal ="), &[], &[&line_of(arch, "optional ="), "`optonal`"]);
+    refused_table(
+        arch,
+        ("vllm = \"vllm-dense\"", "vllm = { table = \"vllm-dense\", without = { nobody = \"hf\" } }"),
+        &[],
+        &["engines.vllm.without names the group \"nobody\""],
+    );
+
+    // A table that extends another: errors have lines all the same, those of the text they stand in.
+    let engine = "engine/vllm-dense.toml";
+    refused_table(
+        engine,
+        ("cut   = \"vocab\"", "cut   = \"vokab\""),
+        &[],
+        &[&line_of(engine, "cut   = \"vocab\""), "unknown variant `vokab`", "`kv_heads`"],
+    );
+    refused_table(
+        engine,
+        ("cut   = \"vocab\"", "cut   = [\"vokab\"]"),
+        &[],
+        &[&line_of(engine, "cut   = \"vocab\""), "unknown variant `vokab`"],
+    );
+    refused_table(
+        engine,
+        ("unless_tied", "unless_tide"),
+        &[],
+        &[&line_of(engine, "unless_tied"), "unknown field `unless_tide`"],
+    );
+    let base = "engine/_vllm-grouped.toml";
+    refused_table(base, ("[[param]]\n", "[[param]]\ncutt = 1\n"), &[], &["line ", "unknown field `cutt`"]);
+
+    let config = "config/llama.toml";
+    refused_table(
+        config,
+        ("\"nonzero(expert_count)\"", "\"nonzero(expert_count\""),
+        &[],
+        &["symbols, moe: nonzero(expert_count: expected ) at byte 20"],
+    );
+    refused_table(config, ("[symbols]\n", "[symbls]\n"), &[], &[&line_of(config, "[symbols]"), "`symbls`"]);
+    refused_table(
+        config,
+        ("\"intermediate_size\"]\n\"ffn_down", "\"intermediat_size\"]\n\"ffn_down"),
+        &[],
+        &["shapes, ffn_gate.weight: intermediat_size is no key"],
+    );
+}
+
+#[test]
+fn a_typo_in_an_engine_table_is_not_the_models_fault() {
+    let refused = |from: &str, to: &str, words: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(TOY.contains(from), "{from}");
+        let output =
+            run(dir.path(), &[("engine/toy.toml", &TOY.replacen(from, to, 1))], &["--layout", "toy"]);
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(!message.contains("GGUF is incomplete"), "{message}");
+        for word in [&["mappings/engine/toy.toml: "], words].concat() {
+            assert!(message.contains(word), "{word}: {message}");
+        }
+    };
+    // The first member: nothing joins, and the tensor is left over.
+    refused("model.norm.weight", "model.nrom.weight", &["no rule takes model.norm.weight"]);
+    // A later one.
+    refused(
+        "self_attn.k_proj.weight",
+        "self_attn.k_porj.weight",
+        &["rule for \"{B}.kv.weight\" joins model.layers.{L}.self_attn.k_porj.weight, which no rule"],
+    );
+}
+
+#[test]
+fn an_mtp_block_needs_a_name_in_the_engine_table() {
+    use support::models::GLM;
+    let dir = tempfile::tempdir().unwrap();
+    let read = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("mappings/engine").join(name);
+        std::fs::read_to_string(path).unwrap()
+    };
+    std::fs::create_dir_all(dir.path().join("mappings/engine")).unwrap();
+    let mut changed = 0;
+    for name in ["vllm-dsa.toml", "vllm-mla.toml", "_vllm-latent.toml", "_vllm.toml"] {
+        let text = read(name);
+        let rest: Vec<&str> = text.lines().filter(|l| !l.starts_with("mtp_block")).collect();
+        changed += text.lines().count() - rest.len();
+        std::fs::write(dir.path().join("mappings/engine").join(name), rest.join("\n")).unwrap();
+    }
+    assert!(changed > 0);
+    let source = GLM.build(&q4_k).write(dir.path().join("model.gguf"));
+    let plan = |more: &[&str]| {
+        let mut command = preshard();
+        command.arg("plan").arg(&source).arg("--mappings").arg(dir.path().join("mappings")).args(more);
+        command.output().unwrap()
+    };
+    let output = plan(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("for which the table names no mtp_block"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_directory_without_tables_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("empty")).unwrap();
+    for name in ["nowhere", "empty"] {
+        let path = dir.path().join(name);
+        let output = preshard()
+            .arg("plan")
+            .arg(fixture("dense/tiny-llama-Q4_K_M.gguf"))
+            .arg("--mappings")
+            .arg(&path)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let expected = format!("error: --mappings: {} has none of the folders arch, ", path.display());
+        assert!(stderr(&output).starts_with(&expected), "{}", stderr(&output));
+    }
 }

@@ -8,6 +8,9 @@ use std::collections::BTreeMap;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Arch {
+    /// The file it was read from, for messages.
+    #[serde(skip)]
+    pub file: String,
     /// `general.architecture` of the GGUF.
     pub architecture: String,
     /// The engine table for each `--layout`.
@@ -24,6 +27,35 @@ pub struct Arch {
     /// GGUF tensors that are left out.
     #[serde(rename = "drop", default)]
     pub drops: Vec<DropRule>,
+}
+
+impl Arch {
+    pub(super) fn check(&self) -> Result<(), String> {
+        for rule in &self.tensors {
+            let wrong = |detail| format!("rule for {:?}: {detail}", rule.from);
+            rule.check().map_err(wrong)?;
+            // `when` is `symbol`, `!symbol` or `symbol=2`.
+            let when = rule.when.as_deref().map(|when| when.trim_start_matches('!').split('=').next());
+            for (key, symbol) in [("when", when.flatten()), ("heads", rule.heads.as_deref())] {
+                if let Some(symbol) = symbol.filter(|s| *s != "trunk" && !self.symbols.contains_key(*s)) {
+                    let known: Vec<_> = self.symbols.keys().map(String::as_str).collect();
+                    return Err(wrong(format!(
+                        "{key} names the symbol {symbol:?}; [symbols] has {}",
+                        known.join(", ")
+                    )));
+                }
+            }
+        }
+        for (layout, choice) in &self.engines {
+            let EngineChoice::ByGroup { without, .. } = choice else { continue };
+            let unknown =
+                |group: &&String| self.tensors.iter().all(|rule| rule.group.as_ref() != Some(*group));
+            if let Some(group) = without.keys().find(unknown) {
+                return Err(format!("engines.{layout}.without names the group {group:?}, which no rule has"));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Tensors kept or dropped together.
@@ -170,7 +202,7 @@ pub struct DropRule {
 }
 
 impl TensorRule {
-    pub(super) fn check(&self) -> std::result::Result<(), String> {
+    fn check(&self) -> Result<(), String> {
         let counts = (self.from.len(), self.to.len());
         let expected = match self.via {
             Via::Copy | Via::Unpermute | Via::Experts | Via::Zeros => (1, 1),

@@ -8,6 +8,9 @@ use serde::Deserialize;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Engine {
+    /// The file it was read from, for messages.
+    #[serde(skip)]
+    pub file: String,
     /// The engine and the version whose behaviour this file describes.
     pub engine: String,
     /// The files of ranks; an ordinary checkpoint when absent.

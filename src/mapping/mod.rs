@@ -15,18 +15,25 @@ pub use engine::{
 pub use tables::Tables;
 
 use serde::Deserialize;
+use serde::de::value::{SeqAccessDeserializer, StrDeserializer};
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use std::fmt;
+use std::marker::PhantomData;
 
-fn one_or_many<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
-    d: D,
-) -> std::result::Result<Vec<T>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum OneOrMany<T> {
-        One(T),
-        Many(Vec<T>),
+/// One word, or a list of them; an error is that of the word.
+fn one_or_many<'de, D: Deserializer<'de>, T: Deserialize<'de>>(d: D) -> Result<Vec<T>, D::Error> {
+    struct OneOrMany<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrMany<T> {
+        type Value = Vec<T>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a text or a list of texts")
+        }
+        fn visit_str<E: Error>(self, word: &str) -> Result<Vec<T>, E> {
+            T::deserialize(StrDeserializer::new(word)).map(|one| vec![one])
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, words: A) -> Result<Vec<T>, A::Error> {
+            Vec::deserialize(SeqAccessDeserializer::new(words))
+        }
     }
-    Ok(match OneOrMany::deserialize(d)? {
-        OneOrMany::One(x) => vec![x],
-        OneOrMany::Many(xs) => xs,
-    })
+    d.deserialize_any(OneOrMany(PhantomData))
 }

@@ -1,8 +1,10 @@
 //! Where the tables come from: those compiled in, those of a directory, and what one table takes from another.
 
 use super::{Arch, Engine};
-use crate::error::{Error, Result};
-use std::path::Path;
+use crate::error::{Error, Result, shown_path};
+use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// The key of a table that names the one it builds on.
 const EXTENDS: &str = "extends";
@@ -44,32 +46,25 @@ pub struct Tables<'a> {
 impl Tables<'_> {
     /// The table of an architecture and its text.
     pub fn arch(&self, name: &str) -> Result<(Arch, String)> {
-        let (arch, text): (Arch, String) = self.read("arch", name)?;
+        let (mut arch, text): (Arch, String) = self.read("arch", name)?;
+        arch.file = self.file("arch", name);
         if arch.architecture != name {
-            return Err(Error::mapping(
-                format!("mappings/arch/{name}.toml"),
-                format!("architecture = {:?}, expected {name:?}", arch.architecture),
-            ));
+            let detail = format!("architecture = {:?}, expected {name:?}", arch.architecture);
+            return Err(Error::mapping(arch.file, detail));
         }
-        for rule in &arch.tensors {
-            rule.check().map_err(|detail| {
-                Error::mapping(
-                    format!("mappings/arch/{name}.toml"),
-                    format!("rule for {:?}: {detail}", rule.from),
-                )
-            })?;
-        }
+        arch.check().map_err(|detail| Error::mapping(&arch.file, detail))?;
         Ok((arch, text))
     }
 
     /// The table of an engine and its text.
     pub fn engine(&self, name: &str) -> Result<(Engine, String)> {
-        let (engine, text): (Engine, String) = self.read("engine", name)?;
-        engine.check().map_err(|detail| Error::mapping(format!("mappings/engine/{name}.toml"), detail))?;
+        let (mut engine, text): (Engine, String) = self.read("engine", name)?;
+        engine.file = self.file("engine", name);
+        engine.check().map_err(|detail| Error::mapping(&engine.file, detail))?;
         // The loader knows an ordinary checkpoint by its layout's name alone.
         if engine.sharded() == ordinary(name) {
             return Err(Error::mapping(
-                format!("mappings/engine/{name}.toml"),
+                engine.file,
                 "a table of an ordinary checkpoint is called hf or hf-NAME and has no [files]; any other has them",
             ));
         }
@@ -77,39 +72,29 @@ impl Tables<'_> {
     }
 
     /// The table `folder/name.toml`, with what it extends, and the texts of all of them.
-    pub(crate) fn read<T: serde::de::DeserializeOwned>(
-        &self,
-        folder: &str,
-        name: &str,
-    ) -> Result<(T, String)> {
-        let text = self.text(folder, name)?;
-        let wrong = |e: toml::de::Error| {
-            let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
-            let place = line.map_or(String::new(), |line| format!("line {line}: "));
-            Error::mapping(format!("mappings/{folder}/{name}.toml"), format!("{place}{}", e.message()))
-        };
-        let table: toml::Table = toml::from_str(&text).map_err(wrong)?;
+    pub(crate) fn read<T: DeserializeOwned>(&self, folder: &str, name: &str) -> Result<(T, String)> {
+        let mut texts = vec![(self.file(folder, name), self.text(folder, name)?)];
+        let (file, text) = &texts[0];
+        let table: toml::Table = toml::from_str(text).map_err(|e| wrong(file, text, &e))?;
         if !table.contains_key(EXTENDS) {
             // Read from the text once more: errors of the table's own keys then have lines.
-            return Ok((toml::from_str(&text).map_err(wrong)?, text));
+            return Ok((toml::from_str(text).map_err(|e| wrong(file, text, &e))?, text.clone()));
         }
-        let mut texts = text.clone();
-        let table = self.extended(folder, name, table, &mut texts, 0)?;
-        Ok((table.try_into().map_err(wrong)?, texts))
+        let table = self.extended(folder, table, &mut texts)?;
+        let whole = table.try_into().map_err(|e| located::<T>(&texts, &e))?;
+        Ok((whole, texts.into_iter().map(|(_, text)| text).collect()))
     }
 
-    /// `table` with what it extends put under it.
+    /// `table`, that of the last of `texts`, with what it extends put under it.
     fn extended(
         &self,
         folder: &str,
-        name: &str,
         mut table: toml::Table,
-        texts: &mut String,
-        depth: usize,
+        texts: &mut Vec<(String, String)>,
     ) -> Result<toml::Table> {
-        let file = format!("mappings/{folder}/{name}.toml");
         let Some(base) = table.remove(EXTENDS) else { return Ok(table) };
-        let Some(base) = base.as_str().filter(|_| depth < MAX_EXTENDS) else {
+        let file = texts.last().map_or("", |(file, _)| file);
+        let Some(base) = base.as_str().filter(|_| texts.len() <= MAX_EXTENDS) else {
             return Err(Error::mapping(
                 file,
                 format!(
@@ -118,26 +103,44 @@ impl Tables<'_> {
             ));
         };
         let text =
-            self.text(folder, base).map_err(|e| Error::mapping(&file, format!("extends {base:?}: {e}")))?;
-        let below: toml::Table = toml::from_str(&text)
-            .map_err(|e| Error::mapping(format!("mappings/{folder}/{base}.toml"), e.message()))?;
-        texts.push_str(&text);
-        let mut below = self.extended(folder, base, below, texts, depth + 1)?;
+            self.text(folder, base).map_err(|e| Error::mapping(file, format!("extends {base:?}: {e}")))?;
+        let file = self.file(folder, base);
+        let below: toml::Table = toml::from_str(&text).map_err(|e| wrong(&file, &text, &e))?;
+        texts.push((file, text));
+        let mut below = self.extended(folder, below, texts)?;
         lay_over(&mut below, table);
         Ok(below)
     }
 
-    /// The text of `folder/name.toml`.
-    pub(crate) fn text(&self, folder: &str, name: &str) -> Result<String> {
+    /// The file of `folder/name.toml` in the directory, if it has one.
+    fn own(&self, folder: &str, name: &str) -> Option<PathBuf> {
         // A name comes from the GGUF: it selects a table but never a path.
         let plain = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
-        if let (Some(dir), true) = (self.dir, plain) {
-            let path = dir.join(folder).join(format!("{name}.toml"));
-            match std::fs::read_to_string(&path) {
-                Ok(text) => return Ok(text),
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                Err(e) => return Err(Error::io(&path, "read", e)),
-            }
+        let path = self.dir.filter(|_| plain)?.join(folder).join(format!("{name}.toml"));
+        path.try_exists().unwrap_or(true).then_some(path)
+    }
+
+    /// What messages call `folder/name.toml`: its path where it is the directory's own.
+    pub(crate) fn file(&self, folder: &str, name: &str) -> String {
+        self.own(folder, name)
+            .map_or_else(|| format!("mappings/{folder}/{name}.toml"), |path| path.display().to_string())
+    }
+
+    /// Refuses a directory in which no table would be found.
+    fn check_dir(&self) -> Result<()> {
+        let folders: BTreeSet<&str> = BUILTIN.iter().map(|(folder, ..)| *folder).collect();
+        let Some(dir) = self.dir.filter(|dir| !folders.iter().any(|f| dir.join(f).is_dir())) else {
+            return Ok(());
+        };
+        let folders = folders.into_iter().collect::<Vec<_>>().join(", ");
+        Err(Error::request("--mappings", format!("{} has none of the folders {folders}", shown_path(dir))))
+    }
+
+    /// The text of `folder/name.toml`.
+    pub(crate) fn text(&self, folder: &str, name: &str) -> Result<String> {
+        self.check_dir()?;
+        if let Some(path) = self.own(folder, name) {
+            return std::fs::read_to_string(&path).map_err(|e| Error::io(&path, "read", e));
         }
         match built_in(folder).find(|(n, _)| *n == name) {
             Some((_, text)) => Ok(text.to_owned()),
@@ -154,6 +157,31 @@ impl Tables<'_> {
             }
         }
     }
+}
+
+/// An error in the text of a file, with its line.
+fn wrong(file: &str, text: &str, e: &toml::de::Error) -> Error {
+    let line = e.span().map(|s| text[..s.start.min(text.len())].matches('\n').count() + 1);
+    let place = line.map_or(String::new(), |line| format!("line {line}: "));
+    Error::mapping(file, format!("{place}{}", e.message()))
+}
+
+/// The error of a table that several texts make up, in the text where it stands.
+fn located<T: DeserializeOwned>(texts: &[(String, String)], e: &toml::de::Error) -> Error {
+    for (file, text) in texts {
+        // The line stays, but not the key, which is no longer in the table.
+        let key = format!("\n{EXTENDS}");
+        let alone = format!("\n{text}").replacen(&key, "\n#", 1);
+        let alone = &alone[1..];
+        // What one text lacks, another may have.
+        if let Err(own) = toml::from_str::<T>(alone)
+            && (!own.message().starts_with("missing field") || own.message() == e.message())
+        {
+            return wrong(file, alone, &own);
+        }
+    }
+    let files: Vec<_> = texts.iter().map(|(file, _)| file.as_str()).collect();
+    Error::mapping(files[0], format!("{} (with all that it extends: {})", e.message(), files.join(", ")))
 }
 
 /// Whether an engine table of this name makes an ordinary checkpoint.
@@ -188,6 +216,7 @@ mod tests {
     #[test]
     fn an_architecture_name_never_becomes_a_path() {
         let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("arch")).unwrap();
         let tables = Tables { dir: Some(dir.path()) };
         let error = tables.arch("../arch/llama").unwrap_err().to_string();
         assert!(error.contains("no mapping for this architecture"), "{error}");

@@ -152,10 +152,10 @@ pub fn resolve(
     for (tensor, used) in model.tensors.iter().zip(&b.used) {
         if !used {
             b.problems.push(Error::mapping(
-                &tensor.name,
+                &engine.file,
                 format!(
-                    "no parameter of {} takes it; the engine mapping does not fit this model",
-                    engine.engine
+                    "no rule takes {}: mend the one that should join it, or add one",
+                    crate::error::shown(&tensor.name)
                 ),
             ));
         }
@@ -218,10 +218,21 @@ impl Builder<'_> {
                 rule.join.iter().zip(&names).filter(|(_, n)| n.is_none()).map(|(j, _)| at(j)).collect();
             if !missing.is_empty() {
                 let to = at(&rule.to).replace("{B}", &at(&self.engine.block));
-                self.problems.push(Error::source(
-                    to,
-                    format!("{} missing, which it joins; the GGUF is incomplete", missing.join(", ")),
-                ));
+                let made = |name: &str| name.split('|').any(|n| self.model.made.contains(n));
+                let strange: Vec<&str> = rule.join.iter().map(String::as_str).filter(|j| !made(j)).collect();
+                self.problems.push(if strange.is_empty() {
+                    let missing = missing.join(", ");
+                    Error::source(to, format!("{missing} missing, which it joins; the GGUF is incomplete"))
+                } else {
+                    Error::mapping(
+                        &self.engine.file,
+                        format!(
+                            "rule for {:?} joins {}, which no rule of the architecture makes",
+                            rule.to,
+                            strange.join(", ")
+                        ),
+                    )
+                });
                 self.use_names(names.iter().flatten());
                 continue;
             }
@@ -258,6 +269,16 @@ impl Builder<'_> {
         let mtp = layer.is_some_and(|l| l >= symbols.trunk);
         if self.policy.mtp == Mtp::Only && !(mtp && self.engine.sharded()) {
             return;
+        }
+        if mtp && self.engine.mtp_block.is_empty() && rule.to.contains("{B}") {
+            return self.problems.push(Error::mapping(
+                &self.engine.file,
+                format!(
+                    "rule for {:?}: the model has an MTP block, for which the table names no mtp_block; name it, or pass \
+                     --mtp drop",
+                    rule.to
+                ),
+            ));
         }
         let block = if mtp { &self.engine.mtp_block } else { &self.engine.block };
         let at = |name: &str| {

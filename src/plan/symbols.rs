@@ -90,7 +90,7 @@ impl Symbols {
                     }
                     (None, Some(other)) => {
                         return Err(Error::mapping(
-                            format!("mappings/arch/{}.toml", arch.architecture),
+                            &arch.file,
                             format!("symbol {name} falls back to {other:?}, which is no required symbol"),
                         ));
                     }

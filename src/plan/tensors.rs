@@ -83,6 +83,8 @@ pub struct Model {
     pub indexer_layers: BTreeSet<u64>,
     /// Tensors that the file holds a second time, in another form.
     pub spares: Vec<HfTensor>,
+    /// Every name that a rule of the architecture makes, with `{L}` and `{E}`.
+    pub made: BTreeSet<String>,
     /// Remarks for the user.
     pub notes: Vec<String>,
 }
@@ -109,6 +111,7 @@ pub fn resolve(gguf: &Gguf, arch: &Arch, policy: &Policy) -> Result<Model> {
             dropped: Vec::new(),
             indexer_layers: BTreeSet::new(),
             spares: Vec::new(),
+            made: arch.tensors.iter().flat_map(|rule| rule.to.iter().cloned()).collect(),
             notes: Vec::new(),
         },
     };
@@ -251,10 +254,7 @@ impl<'a> Resolver<'a> {
     /// Every rule at every layer it applies to; of variants, the one the layer has, and those that it has to spare.
     fn uses(&self) -> Result<(Vec<Use<'a>>, Vec<Use<'a>>)> {
         let bad = |rule: &TensorRule, what: &str| {
-            Error::mapping(
-                format!("mappings/arch/{}.toml", self.arch.architecture),
-                format!("rule for {:?}: {what}", rule.from),
-            )
+            Error::mapping(&self.arch.file, format!("rule for {:?}: {what}", rule.from))
         };
         let symbols = &self.model.symbols;
         let mut uses = Vec::new();
