@@ -1,6 +1,7 @@
 //! From a GGUF and a policy to all that a conversion writes: the one way that `plan`, `convert` and `verify` take,
 //! from the command line and from Python.
 
+use crate::computed::Computed;
 use crate::convert::{self, Outcome, Progress, Settings};
 use crate::device::{self, Chosen};
 use crate::error::Result;
@@ -148,6 +149,11 @@ impl Planned {
             };
             convert::run(&self.plan, &self.gguf, out, &settings)
         })
+    }
+
+    /// One file of the plan as the GGUF gives it, to be loaded without being written.
+    pub fn origin(&self, file: usize) -> Computed<'_> {
+        Computed::new(&self.gguf, &self.plan, &self.plan.shards[file], &Decoder::CPU)
     }
 
     /// The plan as JSON, with its notes; `gpu_memory` says whether each rank fits.

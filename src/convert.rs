@@ -7,9 +7,8 @@ use crate::hash::LEAF;
 use crate::hash::{self, leaf_range};
 use crate::journal::{Journal, Record, Records};
 use crate::manifest::{self, Manifest};
-use crate::mapping::Part;
 use crate::plan::Plan;
-use crate::plan::shard::{ShardPlan, TensorPlan};
+use crate::plan::shard::ShardPlan;
 use crate::source_pages::{Place, SourcePages};
 use crate::store::{Output, ShardFile, Work};
 use crate::workers;
@@ -416,36 +415,13 @@ fn shard_record(shard: &ShardPlan, records: &Records) -> manifest::Shard {
     let records: Vec<&Record> =
         (0..hash::leaves(shard.bytes)).filter_map(|l| records.get(&(shard.name.clone(), l))).collect();
     let leaves: Vec<[u8; 32]> = records.iter().map(|r| r.hash).collect();
-    let mut nonfinite = vec![0; shard.tensors.len()];
+    let mut entry = shard.entry();
+    entry.blake3 = hash::to_hex(&hash::fold(&leaves, shard.bytes));
+    entry.leaves = leaves.iter().map(hash::to_hex).collect();
     for (tensor, n) in records.iter().flat_map(|r| &r.nonfinite) {
-        if let Some(sum) = nonfinite.get_mut(*tensor) {
-            *sum += n;
+        if let Some(tensor) = entry.tensors.get_mut(*tensor) {
+            tensor.nonfinite += n;
         }
     }
-    let tensor = |(t, nonfinite): (&TensorPlan, u64)| manifest::Tensor {
-        name: t.name.clone(),
-        dtype: t.dtype.into(),
-        shape: t.shape.clone(),
-        offset: t.offset,
-        bytes: t.bytes,
-        logical: t.logical.clone(),
-        members: t.members.clone(),
-        recoded: t.recoded.clone(),
-        decoded: t.decoded.clone(),
-        nonfinite,
-        aliases: t.aliases.clone(),
-    };
-    manifest::Shard {
-        file: shard.name.clone(),
-        part: if shard.part == Part::Mtp { "mtp" } else { "model" }.into(),
-        pp: shard.pp,
-        tp: shard.tp,
-        bytes: shard.bytes,
-        data_start: shard.header.len() as u64,
-        blake3: hash::to_hex(&hash::fold(&leaves, shard.bytes)),
-        leaves: leaves.iter().map(hash::to_hex).collect(),
-        experts: shard.experts.clone().collect(),
-        vocab_rows: shard.vocab_rows.as_ref().map(|r| [r.start, r.end]),
-        tensors: shard.tensors.iter().zip(nonfinite).map(tensor).collect(),
-    }
+    entry
 }

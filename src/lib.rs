@@ -94,6 +94,8 @@
 #[doc(hidden)]
 pub mod cli;
 #[cfg(feature = "convert")]
+pub mod computed;
+#[cfg(feature = "convert")]
 pub mod conversion;
 #[cfg(feature = "convert")]
 pub mod convert;

@@ -6,9 +6,9 @@
 //! hashing thread queues that leaf's hash behind their copies on a stream of its own, so that
 //! verification overlaps with loading. Host memory is bounded by the slots, whatever the file.
 
-use super::read::{ALIGN, Source};
+use super::read::{ALIGN, ShardFile};
 use super::ring::Ring;
-use super::{Options, Shard, Stats, compare_leaves, numa};
+use super::{Options, Origin, Shard, Stats, compare_leaves, numa};
 use crate::error::{Error, Result};
 use crate::gpu::blake3::{LeafHasher, VALUE};
 use crate::gpu::{Device, DeviceBuffer, Event, PinnedBuffer, Stream};
@@ -111,34 +111,51 @@ impl Shard {
         }
         let cores = numa::cores(device.info().numa_node);
         let stop = AtomicBool::new(false);
-        let load = Load { shard: self, device, base, options, share: cores.len(), cores, stop: &stop };
+        let origin = ShardFile::new(self, options.method)?;
+        let (origin, entry): (&dyn Origin, _) = (&origin, self.entry());
+        let load = Load { origin, entry, device, base, options, share: cores.len(), cores, stop: &stop };
         load.run(Instant::now())?.ok_or_else(|| Error::device(device, "the load was stopped"))
     }
 }
 
 /// Loads each shard to its device, all at once. The first failure stops all of them.
 pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Loaded>> {
+    let files =
+        loads.iter().map(|(shard, _)| ShardFile::new(shard, options.method)).collect::<Result<Vec<_>>>()?;
+    let loads: Vec<(&dyn Origin, &manifest::Shard, &Device)> =
+        files.iter().zip(loads).map(|(file, (shard, device))| (file as _, shard.entry(), *device)).collect();
+    load_from(&loads, options)
+}
+
+/// Takes the file that each entry describes from its origin to its device, all at once; leaves are verified there
+/// unless that is turned off or there is nothing to compare with. The first failure stops all of them.
+///
+/// # Errors
+/// As [`Shard::load`].
+pub fn load_from(
+    loads: &[(&dyn Origin, &manifest::Shard, &Device)],
+    options: &Options,
+) -> Result<Vec<Loaded>> {
     options.check()?;
     let stop = AtomicBool::new(false);
     let results: Vec<Result<Option<Loaded>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = loads
             .iter()
-            .map(|&(shard, device)| {
-                let neighbours =
-                    loads.iter().filter(|(_, d)| d.info().numa_node == device.info().numa_node).count();
+            .map(|&(origin, entry, device)| {
+                let node = device.info().numa_node;
+                let neighbours = loads.iter().filter(|(_, _, d)| d.info().numa_node == node).count();
                 let stop = &stop;
                 scope.spawn(move || {
                     let load = || -> Result<Option<Loaded>> {
                         let start = Instant::now();
-                        let entry = shard.entry();
-                        let bytes = usize::try_from(entry.bytes).map_err(|_| {
-                            Error::shards(shard.path().display(), "too large for this machine")
-                        })?;
+                        let bytes = usize::try_from(entry.bytes)
+                            .map_err(|_| Error::shards(origin.name(), "too large for this machine"))?;
                         let memory = device.alloc(bytes)?;
                         let allocated = start.elapsed();
-                        let cores = numa::cores(device.info().numa_node);
+                        let cores = numa::cores(node);
                         let share = cores.len() / neighbours;
-                        let load = Load { shard, device, base: memory.ptr(), options, share, cores, stop };
+                        let base = memory.ptr();
+                        let load = Load { origin, entry, device, base, options, share, cores, stop };
                         let stats = load.run(start)?;
                         let stats = stats.map(|s| Stats { memory: allocated.as_secs_f64(), ..s });
                         Ok(stats.map(|stats| Loaded { memory, entry: entry.clone(), stats }))
@@ -156,7 +173,9 @@ pub fn load_all(loads: &[(&Shard, &Device)], options: &Options) -> Result<Vec<Lo
 
 /// One shard on its way to one device.
 struct Load<'a> {
-    shard: &'a Shard,
+    origin: &'a dyn Origin,
+    /// What its bytes are.
+    entry: &'a manifest::Shard,
     device: &'a Device,
     /// Device address of the file's first byte.
     base: u64,
@@ -233,13 +252,13 @@ impl Drop for Leaving<'_> {
 impl Load<'_> {
     /// Runs the load; `None` when another load's failure stopped it.
     fn run(&self, start: Instant) -> Result<Option<Stats>> {
-        let bytes = self.shard.entry().bytes;
+        let bytes = self.entry.bytes;
         let chunk = self.options.chunk;
-        let source = Source::new(self.shard, self.options.method)?;
+        let expected = self.origin.leaves().filter(|_| self.options.verify);
         // Readers that copy keep a core busy each, and one on every core was a tenth slower than on
         // three quarters of them; readers that wait for a disk do not.
         let (filling, cores) =
-            if source.is_cold() { (FILLING_COLD, self.share) } else { (FILLING, self.share * 3 / 4) };
+            if self.origin.is_slow() { (FILLING_COLD, self.share) } else { (FILLING, self.share * 3 / 4) };
         let threads = self.options.threads_for(cores);
         let piece = chunk.min(1 << (filling / threads).max(SMALLEST_READ).ilog2());
         let pieces = bytes.div_ceil(piece as u64);
@@ -263,17 +282,15 @@ impl Load<'_> {
         let fail = |_: &Error| self.stop.store(true, Ordering::Relaxed);
         let (send, leaves_sent) = mpsc::channel();
         let (read, hashed) = std::thread::scope(|scope| {
-            let (progress, source) = (&progress, &source);
-            let hashing = self
-                .options
-                .verify
-                .then(|| scope.spawn(move || self.hash(progress, leaves_sent).inspect_err(fail)));
+            let progress = &progress;
+            let hashing =
+                expected.map(|_| scope.spawn(move || self.hash(progress, leaves_sent).inspect_err(fail)));
             let readers: Vec<_> = (0..threads)
                 .map(|i| {
                     let send = send.clone();
                     scope.spawn(move || {
                         let _leaving = Leaving { ring: &progress.ring, stop: self.stop };
-                        self.read(i, threads, source, progress, &send).inspect_err(fail)
+                        self.read(i, threads, progress, &send).inspect_err(fail)
                     })
                 })
                 .collect();
@@ -288,9 +305,9 @@ impl Load<'_> {
         if self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        self.shard.check_unchanged()?;
-        if let Some(hashed) = &hashed {
-            compare_leaves(self.shard, &hashed.values)?;
+        self.origin.finish()?;
+        if let (Some(expected), Some(hashed)) = (expected, &hashed) {
+            compare_leaves(&self.origin.name(), self.entry, expected, &hashed.values)?;
         }
         let since = |t: Option<Instant>| t.map_or(0.0, |t| (t - start).as_secs_f64());
         Ok(Some(Stats {
@@ -303,8 +320,8 @@ impl Load<'_> {
             kernels: hashed.map_or(0.0, |h| h.kernels.as_secs_f64()),
             threads,
             pinned: (slots * chunk) as u64,
-            direct: source.read_direct(),
-            verified: self.options.verify,
+            direct: self.origin.read_direct(),
+            verified: expected.is_some(),
         }))
     }
 
@@ -324,7 +341,6 @@ impl Load<'_> {
         &self,
         index: usize,
         threads: usize,
-        source: &Source,
         progress: &Progress,
         leaves: &mpsc::Sender<u64>,
     ) -> Result<Read> {
@@ -345,7 +361,7 @@ impl Load<'_> {
             let offset = piece.chunk * self.options.chunk as u64;
             // SAFETY: the piece lies in the slot, nobody else was handed it, and no copy reads it.
             let place = unsafe { memory.part(piece.begin, piece.len.next_multiple_of(ALIGN)) };
-            source.fill(place, offset + piece.begin as u64, piece.len)?;
+            self.origin.fill(place, offset + piece.begin as u64, piece.len)?;
             if !ring.filled(piece) {
                 continue;
             }
@@ -371,7 +387,7 @@ impl Load<'_> {
 
     /// Hashes leaves as they arrive.
     fn hash(&self, progress: &Progress, leaves: mpsc::Receiver<u64>) -> Result<Hashed> {
-        let bytes = self.shard.entry().bytes;
+        let bytes = self.entry.bytes;
         let chunks = progress.slot_of.len() as u64;
         let per_leaf = LEAF / self.options.chunk as u64;
         let stream = self.device.stream()?;

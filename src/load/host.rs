@@ -1,13 +1,14 @@
 //! A shard into host memory, verified by threads.
 
-use super::read::{ALIGN, Source};
-use super::{Options, Shard, Stats, compare_leaves, numa};
+use super::read::{ALIGN, ShardFile};
+use super::{Options, Origin, Shard, Stats, compare_leaves, numa};
 use crate::error::{Error, Result};
 use crate::hash;
 use crate::hash::LEAF;
 use crate::manifest;
 use crate::sync;
 use memmap2::MmapMut;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -49,58 +50,67 @@ impl Shard {
     /// A read that fails or falls short, a file that changes meanwhile, a damaged leaf (with the
     /// tensors it holds): then nothing is handed out.
     pub fn load_host(&self, options: &Options) -> Result<LoadedHost> {
-        options.check()?;
-        let start = Instant::now();
-        let entry = self.entry();
-        let bytes = usize::try_from(entry.bytes)
-            .map_err(|_| Error::shards(self.path().display(), "does not fit this machine's address space"))?;
-        let mut memory = MmapMut::map_anon(bytes.next_multiple_of(ALIGN))
-            .map_err(|e| Error::io(self.path(), "get the memory for", e))?;
-        let _ = memory.advise(memmap2::Advice::HugePage); // only faster
-        let source = Source::new(self, options.method)?;
-        let threads = options.threads_for(numa::cores(None).len());
-        let mut found = vec![[0; 32]; self.leaves().len()];
-        let failed = AtomicBool::new(false);
-        let work = Mutex::new(memory.chunks_mut(LEAF as usize).zip(&mut found).enumerate());
-        let run = || -> Result<()> {
-            while !failed.load(Ordering::Relaxed) {
-                let Some((index, (buffer, value))) = sync::lock(&work).next() else { break };
-                let offset = index as u64 * LEAF;
-                let len = LEAF.min(entry.bytes - offset) as usize;
-                for at in (0..len).step_by(options.chunk) {
-                    options.check_stop()?;
-                    source.fill(&mut buffer[at..], offset + at as u64, options.chunk.min(len - at))?;
-                }
-                if options.verify {
-                    *value = hash::leaf(&buffer[..len], index as u64, entry.bytes);
-                }
-            }
-            Ok(())
-        };
-        let results: Vec<Result<()>> = std::thread::scope(|scope| {
-            let run = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
-            threads.into_iter().map(sync::join).collect()
-        });
-        results.into_iter().collect::<Result<()>>()?;
-        self.check_unchanged()?;
-        if options.verify {
-            compare_leaves(self, &found)?;
-        }
-        let seconds = start.elapsed().as_secs_f64();
-        let stats = Stats {
-            bytes: entry.bytes,
-            seconds,
-            first_byte: seconds,
-            last_byte: seconds,
-            memory: 0.0,
-            locking: 0.0,
-            kernels: 0.0,
-            threads,
-            pinned: 0,
-            direct: source.read_direct(),
-            verified: options.verify,
-        };
-        Ok(LoadedHost { memory, entry: entry.clone(), stats })
+        let origin = ShardFile::new(self, options.method)?;
+        load_host(&origin, self.entry(), options)
     }
+}
+
+/// Takes the file that `entry` describes from `origin` into host memory and, unless turned off or there is nothing to
+/// compare with, verifies every leaf.
+///
+/// # Errors
+/// As [`Shard::load_host`].
+pub fn load_host(origin: &dyn Origin, entry: &manifest::Shard, options: &Options) -> Result<LoadedHost> {
+    options.check()?;
+    let start = Instant::now();
+    let bytes = usize::try_from(entry.bytes)
+        .map_err(|_| Error::shards(origin.name(), "does not fit this machine's address space"))?;
+    let mut memory = MmapMut::map_anon(bytes.next_multiple_of(ALIGN))
+        .map_err(|e| Error::io(Path::new(&origin.name()), "get the memory for", e))?;
+    let _ = memory.advise(memmap2::Advice::HugePage); // only faster
+    let expected = origin.leaves().filter(|_| options.verify);
+    let threads = options.threads_for(numa::cores(None).len());
+    let mut found = vec![[0; 32]; hash::leaves(entry.bytes) as usize];
+    let failed = AtomicBool::new(false);
+    let work = Mutex::new(memory.chunks_mut(LEAF as usize).zip(&mut found).enumerate());
+    let run = || -> Result<()> {
+        while !failed.load(Ordering::Relaxed) {
+            let Some((index, (buffer, value))) = sync::lock(&work).next() else { break };
+            let offset = index as u64 * LEAF;
+            let len = LEAF.min(entry.bytes - offset) as usize;
+            for at in (0..len).step_by(options.chunk) {
+                options.check_stop()?;
+                origin.fill(&mut buffer[at..], offset + at as u64, options.chunk.min(len - at))?;
+            }
+            if expected.is_some() {
+                *value = hash::leaf(&buffer[..len], index as u64, entry.bytes);
+            }
+        }
+        Ok(())
+    };
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let run = || run().inspect_err(|_| failed.store(true, Ordering::Relaxed));
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        threads.into_iter().map(sync::join).collect()
+    });
+    results.into_iter().collect::<Result<()>>()?;
+    origin.finish()?;
+    if let Some(expected) = expected {
+        compare_leaves(&origin.name(), entry, expected, &found)?;
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let stats = Stats {
+        bytes: entry.bytes,
+        seconds,
+        first_byte: seconds,
+        last_byte: seconds,
+        memory: 0.0,
+        locking: 0.0,
+        kernels: 0.0,
+        threads,
+        pinned: 0,
+        direct: origin.read_direct(),
+        verified: expected.is_some(),
+    };
+    Ok(LoadedHost { memory, entry: entry.clone(), stats })
 }

@@ -19,15 +19,17 @@ mod gpu;
 pub mod header;
 mod host;
 mod numa;
+mod origin;
 mod read;
 #[cfg(feature = "cuda")]
 mod ring;
 
 pub use directory::{Directory, Shard};
 #[cfg(feature = "cuda")]
-pub use gpu::{Loaded, load_all};
-pub use host::LoadedHost;
-pub use read::Method;
+pub use gpu::{Loaded, load_all, load_from};
+pub use host::{LoadedHost, load_host};
+pub use origin::Origin;
+pub use read::{ALIGN, Method};
 
 use crate::error::{Error, Result};
 use crate::hash::LEAF;
@@ -120,12 +122,17 @@ pub struct Stats {
     pub verified: bool,
 }
 
-/// The error for the leaves of `shard` whose hash is not the manifest's: `found` holds all hashes.
-fn compare_leaves(shard: &Shard, found: &[[u8; 32]]) -> Result<()> {
+/// The error for the leaves of a file whose hash is not the one expected: `found` holds all hashes.
+fn compare_leaves(
+    name: &str,
+    entry: &manifest::Shard,
+    expected: &[[u8; 32]],
+    found: &[[u8; 32]],
+) -> Result<()> {
     const SHOWN: usize = 4;
-    let bad: Vec<usize> = (0..found.len()).filter(|&i| found[i] != shard.leaves()[i]).collect();
+    let bad: Vec<usize> =
+        (0..found.len().max(expected.len())).filter(|&i| found.get(i) != expected.get(i)).collect();
     let Some(&first) = bad.first() else { return Ok(()) };
-    let entry = shard.entry();
     let tensors: Vec<&manifest::Tensor> = entry
         .tensors
         .iter()
@@ -140,7 +147,7 @@ fn compare_leaves(shard: &Shard, found: &[[u8; 32]]) -> Result<()> {
     };
     let header = if first == 0 { "the header, " } else { "" };
     Err(Error::shards(
-        shard.path().display(),
+        name,
         format!(
             "{} of {} leaves damaged, the first is leaf {first} (bytes {}..{}): BLAKE3 {}, expected {}; \
              damaged: {header}{}{more}: copy the file again, or convert again",
@@ -148,8 +155,8 @@ fn compare_leaves(shard: &Shard, found: &[[u8; 32]]) -> Result<()> {
             found.len(),
             first as u64 * LEAF,
             ((first as u64 + 1) * LEAF).min(entry.bytes),
-            to_hex(&found[first]),
-            to_hex(&shard.leaves()[first]),
+            found.get(first).map_or_else(|| "of nothing".into(), to_hex),
+            expected.get(first).map_or_else(|| "of nothing".into(), to_hex),
             names.join(", ")
         ),
     ))

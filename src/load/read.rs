@@ -3,8 +3,8 @@
 //! Reads, never a mapping: a mapping was no faster on the machines measured, and a file that
 //! shrinks or a disk that fails would end the process by a signal instead of an error.
 
-use super::Shard;
 use super::cached::Cached;
+use super::{Origin, Shard};
 use crate::error::{Error, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -30,8 +30,8 @@ pub enum Method {
     Direct,
 }
 
-/// One shard's bytes.
-pub struct Source<'a> {
+/// A shard's file, as an origin.
+pub(super) struct ShardFile<'a> {
     shard: &'a Shard,
     method: Method,
     cached: Cached<'a>,
@@ -41,7 +41,7 @@ pub struct Source<'a> {
     read_direct: AtomicU64,
 }
 
-impl<'a> Source<'a> {
+impl<'a> ShardFile<'a> {
     pub fn new(shard: &'a Shard, method: Method) -> Result<Self> {
         let direct = match method {
             Method::Auto | Method::Direct => open_direct(shard),
@@ -51,32 +51,7 @@ impl<'a> Source<'a> {
         let places = [1, 2, 3].map(|quarter| shard.entry().bytes / 4 * quarter);
         let warm = direct.is_none() || (method == Method::Auto && places.iter().all(|&at| cached.holds(at)));
         let (warm, read_direct) = (AtomicBool::new(warm), AtomicU64::new(0));
-        Ok(Source { shard, method, cached, direct, warm, read_direct })
-    }
-
-    /// Bytes read past the page cache so far.
-    pub fn read_direct(&self) -> u64 {
-        self.read_direct.load(Ordering::Relaxed)
-    }
-
-    /// Whether the next range will be read past the page cache: before the first, whether the file
-    /// will be, as far as three places tell.
-    #[cfg(feature = "cuda")]
-    pub fn is_cold(&self) -> bool {
-        !self.warm.load(Ordering::Relaxed)
-    }
-
-    /// Reads `len` bytes at `offset` into `buffer`, whose address, like `offset`, is a multiple of
-    /// [`ALIGN`]; it is at least `len` rounded up to that. Past `len`, its bytes are left undefined.
-    pub fn fill(&self, buffer: &mut [u8], offset: u64, len: usize) -> Result<()> {
-        let Some(direct) = &self.direct else {
-            return self.read(None, &mut buffer[..len], offset, 0..len);
-        };
-        let done = match self.method {
-            Method::Auto => self.read_cached(&mut buffer[..len], offset)?,
-            _ => 0,
-        };
-        self.read(Some(direct), &mut buffer[..len.next_multiple_of(ALIGN)], offset, done..len)
+        Ok(ShardFile { shard, method, cached, direct, warm, read_direct })
     }
 
     /// Reads from the page cache until something is not there; gives the number of bytes. A file
@@ -140,6 +115,40 @@ impl<'a> Source<'a> {
             }
         }
         Ok(())
+    }
+}
+
+impl Origin for ShardFile<'_> {
+    fn name(&self) -> String {
+        self.shard.path().display().to_string()
+    }
+
+    fn fill(&self, buffer: &mut [u8], offset: u64, len: usize) -> Result<()> {
+        let Some(direct) = &self.direct else {
+            return self.read(None, &mut buffer[..len], offset, 0..len);
+        };
+        let done = match self.method {
+            Method::Auto => self.read_cached(&mut buffer[..len], offset)?,
+            _ => 0,
+        };
+        self.read(Some(direct), &mut buffer[..len.next_multiple_of(ALIGN)], offset, done..len)
+    }
+
+    fn leaves(&self) -> Option<&[[u8; 32]]> {
+        Some(self.shard.leaves())
+    }
+
+    /// Before the first read: whether the file lies outside the page cache, as far as three places tell.
+    fn is_slow(&self) -> bool {
+        !self.warm.load(Ordering::Relaxed)
+    }
+
+    fn read_direct(&self) -> u64 {
+        self.read_direct.load(Ordering::Relaxed)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.shard.check_unchanged()
     }
 }
 

@@ -103,6 +103,38 @@ impl Band {
     }
 }
 
+impl ShardPlan {
+    /// What the manifest says of the file, but for hashes and counts of its bytes, which are empty.
+    pub fn entry(&self) -> manifest::Shard {
+        let tensor = |t: &TensorPlan| manifest::Tensor {
+            name: t.name.clone(),
+            dtype: t.dtype.into(),
+            shape: t.shape.clone(),
+            offset: t.offset,
+            bytes: t.bytes,
+            logical: t.logical.clone(),
+            members: t.members.clone(),
+            recoded: t.recoded.clone(),
+            decoded: t.decoded.clone(),
+            nonfinite: 0,
+            aliases: t.aliases.clone(),
+        };
+        manifest::Shard {
+            file: self.name.clone(),
+            part: if self.part == Part::Mtp { "mtp" } else { "model" }.into(),
+            pp: self.pp,
+            tp: self.tp,
+            bytes: self.bytes,
+            data_start: self.header.len() as u64,
+            blake3: String::new(),
+            leaves: Vec::new(),
+            experts: self.experts.clone().collect(),
+            vocab_rows: self.vocab_rows.as_ref().map(|r| [r.start, r.end]),
+            tensors: self.tensors.iter().map(tensor).collect(),
+        }
+    }
+}
+
 /// Cuts every parameter for every rank and lays out the files.
 pub(super) fn cut(plan: &Plan, gguf: &Gguf, params: &[Param]) -> Result<Vec<ShardPlan>> {
     let Some(files) = &plan.engine.files else { return checkpoint(plan, gguf, params) };
