@@ -139,3 +139,55 @@ fn what_does_not_belong_together_is_refused() {
     let usage = preshard().arg("merge").output().unwrap();
     assert_eq!(usage.status.code(), Some(2));
 }
+
+/// Each scheduler's own variable names the rank; the command says which it was.
+#[test]
+fn the_rank_that_a_scheduler_names_is_converted() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = model(dir.path());
+    let run = |set: &[(&str, &str)], args: &[&str], out: &Path| {
+        let mut command = preshard();
+        for name in ["SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "JOB_COMPLETION_INDEX"] {
+            command.env_remove(name);
+        }
+        command.envs(set.iter().copied()).arg("convert").arg(&source).args(["--tp", "2", "--pp", "2"]);
+        command.args(args).arg("-o").arg(out).output().unwrap()
+    };
+    let whole = dir.path().join("whole");
+    assert!(run(&[], &[], &whole).status.success());
+    let (array, process, index) = ("SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "JOB_COMPLETION_INDEX");
+    let mut hosts = Vec::new();
+    for (rank, set, read) in [
+        (0, &[(array, "0"), (process, "0")][..], array),
+        (3, &[(array, "3"), (process, "0")], array),
+        (1, &[(process, "1")], process),
+        (2, &[(index, "2")], index),
+    ] {
+        let out = dir.path().join(rank.to_string());
+        let done = run(set, &["--ranks", "env"], &out);
+        assert!(done.status.success(), "{}", stderr(&done));
+        let told = format!("note: rank {rank} of 4, read from {read}\n");
+        assert!(stderr(&done).contains(&told), "{}", stderr(&done));
+        hosts.push(out);
+    }
+    let paths: Vec<&Path> = hosts.iter().map(PathBuf::as_path).collect();
+    let out = dir.path().join("out");
+    merge(&paths, &out).unwrap();
+    assert!(snapshot(&out) == snapshot(&whole));
+
+    let nowhere = dir.path().join("nowhere");
+    for (set, words) in
+        [(&[][..], "none of SLURM_ARRAY_TASK_ID"), (&[(index, "4")], "JOB_COMPLETION_INDEX is 4")]
+    {
+        let refused = run(set, &["--ranks", "env"], &nowhere);
+        assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains(words), "{}", stderr(&refused));
+        assert!(!nowhere.exists());
+    }
+    // The loader takes the same word.
+    let mut load = preshard();
+    load.env(process, "1").env_remove(array).args(["load", "--device", "cpu", "--ranks", "env"]).arg(&out);
+    let loaded = load.output().unwrap();
+    assert!(loaded.status.success() && stderr(&loaded).contains("rank 1 of 4, read from SLURM_PROCID"));
+    assert!(support::stdout(&loaded).contains("model-pp-0-tp-1-part-0.safetensors -> host memory"));
+}

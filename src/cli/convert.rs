@@ -1,7 +1,7 @@
 //! `preshard convert`.
 
-use super::options::{PlanArgs, Ranks, parse_ranks, parse_size};
-use super::{Talk, print, print_json, progress, serve, signals, text};
+use super::options::{PlanArgs, parse_size};
+use super::{Talk, print, print_json, progress, ranks, serve, signals, text};
 use crate::conversion::How;
 use crate::device;
 use crate::error::Result;
@@ -17,9 +17,10 @@ pub struct Args {
     /// Where to write; must be empty, new, or hold an unfinished conversion of the same model.
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
-    /// Only these ranks (stage * tp + rank), such as 0-3; the others may follow, here or elsewhere.
-    #[arg(long, value_name = "LIST", value_parser = parse_ranks)]
-    ranks: Option<Ranks>,
+    /// Only these ranks (stage * tp + rank), such as 0-3; the others may follow, here or elsewhere. env:
+    /// the one that SLURM_ARRAY_TASK_ID, else SLURM_PROCID, else JOB_COMPLETION_INDEX names.
+    #[arg(long, value_name = "LIST", value_parser = ranks::parse)]
+    ranks: Option<ranks::Ranks>,
     /// Threads; one per core when absent.
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
@@ -47,12 +48,14 @@ pub struct Args {
 pub fn run(args: Args, talk: Talk) -> Result<()> {
     let made = args.plan.plan()?;
     made.notes.iter().for_each(|note| talk.note(note));
+    let world = made.plan.policy.tp * made.plan.policy.pp;
+    let ranks = args.ranks.map(|r| r.resolve(world, talk)).transpose()?;
     let bar = progress::bar(talk.quiet);
     let started = Instant::now();
     let outcome = made.convert(
         &args.out,
         &How {
-            ranks: args.ranks.map(|r| r.0),
+            ranks,
             threads: args.threads,
             memory: args.memory,
             device: args.device,

@@ -1,7 +1,6 @@
 //! `preshard load`: what an engine would do, timed.
 
-use super::options::{Ranks, parse_ranks};
-use super::{Talk, print, print_json, text};
+use super::{Talk, print, print_json, ranks, text};
 use crate::device::{self, Choice};
 use crate::error::{Error, Result};
 use crate::load::{Directory, Options, Shard, Stats};
@@ -16,9 +15,10 @@ pub struct Args {
     /// The converted directory.
     #[arg(value_name = "DIR")]
     dir: PathBuf,
-    /// Only these ranks (stage * tp + rank), such as 0-3.
-    #[arg(long, value_name = "LIST", value_parser = parse_ranks)]
-    ranks: Option<Ranks>,
+    /// Only these ranks (stage * tp + rank), such as 0-3; env: the one that the scheduler's variable
+    /// names, as with convert.
+    #[arg(long, value_name = "LIST", value_parser = ranks::parse)]
+    ranks: Option<ranks::Ranks>,
     /// auto: rank after rank to the GPUs there are, as many at once; cuda:N: all to that one, one
     /// after another; cpu: into host memory.
     #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = device::parse)]
@@ -56,7 +56,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     // The GPU comes up while the directory is opened. Its error counts after the directory's.
     let (shards, opened, device) = std::thread::scope(|scope| {
         let device = scope.spawn(|| first_device(args.device));
-        let shards = selected(&args);
+        let shards = selected(&args, talk);
         (shards, Instant::now(), sync::join(device))
     });
     let (shards, device) = (shards?, device?);
@@ -96,13 +96,14 @@ fn cpu_seconds() -> f64 {
 }
 
 /// The shards to load.
-fn selected(args: &Args) -> Result<Vec<Shard>> {
+fn selected(args: &Args, talk: Talk) -> Result<Vec<Shard>> {
     let directory = Directory::open(&args.dir)?;
     let manifest = directory.manifest();
     let (tp, pp) = (manifest.policy.tp, manifest.policy.pp);
     let rank_of = |s: &manifest::Shard| s.pp.saturating_mul(tp).saturating_add(s.tp);
-    if let Some(Ranks(ranks)) = &args.ranks {
-        let world = tp.saturating_mul(pp);
+    let world = tp.saturating_mul(pp);
+    let ranks = args.ranks.as_ref().map(|r| r.resolve(world, talk)).transpose()?;
+    if let Some(ranks) = &ranks {
         if let Some(rank) = ranks.iter().find(|r| **r >= world) {
             return Err(Error::request(
                 "--ranks",
@@ -116,7 +117,7 @@ fn selected(args: &Args) -> Result<Vec<Shard>> {
             ));
         }
     }
-    let shards = directory.select(|s| args.ranks.as_ref().is_none_or(|r| r.0.contains(&rank_of(s))))?;
+    let shards = directory.select(|s| ranks.as_ref().is_none_or(|r| r.contains(&rank_of(s))))?;
     if shards.is_empty() {
         return Err(Error::shards(args.dir.display(), "its manifest names no shard: convert again"));
     }

@@ -14,6 +14,7 @@ mod merge;
 mod options;
 mod plan;
 mod progress;
+mod ranks;
 mod serve;
 mod signals;
 mod text;

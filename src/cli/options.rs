@@ -124,32 +124,12 @@ pub fn parse_percent(text: &str) -> std::result::Result<u64, String> {
     }
 }
 
-/// `0-3,6`: ranks, sorted, each once.
-pub fn parse_ranks(text: &str) -> std::result::Result<Ranks, String> {
-    let mut ranks = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |t: &str| t.trim().parse::<u64>().ok().filter(|n| *n < 1 << 24);
-        match (number(first), number(last)) {
-            (Some(first), Some(last)) if first <= last => ranks.extend(first..=last),
-            _ => return Err(format!("{part:?}; expected ranks such as 0-3 or 0,2,5")),
-        }
-    }
-    ranks.sort_unstable();
-    ranks.dedup();
-    Ok(Ranks(ranks))
-}
-
-/// A list of ranks.
-#[derive(Clone)]
-pub struct Ranks(pub Vec<u64>);
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_ranks_are_read_as_people_write_them() {
+    fn sizes_are_read_as_people_write_them() {
         assert_eq!(parse_size("50G"), Ok(50_000_000_000));
         assert_eq!(parse_size("16MiB"), Ok(16 << 20));
         assert_eq!(parse_size("123"), Ok(123));
@@ -165,5 +145,7 @@ mod tests {
         for bad in ["", "3-1", "a", "1-", "-1"] {
             assert!(parse_ranks(bad).is_err(), "{bad}");
         }
+=======
+>>>>>>> e9b6b26 (--ranks env, and recipes for Slurm, Kubernetes and Ray)
     }
 }
