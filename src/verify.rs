@@ -2,11 +2,12 @@
 
 use crate::convert::{self, Progress};
 use crate::error::{Error, Result};
-use crate::eval::{Decoder, Evaluator};
+use crate::eval::{Decoder, Evaluator, source_order};
 use crate::gguf::Gguf;
 use crate::hash::{self, leaf_range};
 use crate::manifest::{self, Manifest, Shard};
 use crate::plan::Plan;
+use crate::source_pages::{Place, SourcePages};
 use crate::store;
 use crate::workers;
 use std::fs::File;
@@ -58,7 +59,7 @@ pub fn hashes(dir: &Path, settings: &Settings) -> Result<Outcome> {
             ));
         }
     }
-    let checked = each_leaf(dir, &manifest, settings, &mut problems, |shard, _, leaf, bytes| {
+    let checked = each_leaf(dir, &manifest, settings, &mut problems, None, |shard, _, leaf, bytes| {
         Ok(hash::to_hex(&hash::leaf(bytes, leaf, shard.bytes)) == shard.leaves[leaf as usize])
     });
     finish(checked, problems, &manifest)
@@ -109,14 +110,18 @@ pub fn source(
     let mut problems = small_files(dir, manifest);
     problems.extend(strangers(dir, manifest)?);
     let evaluator = Evaluator { plan, gguf, decoder, allow_nonfinite: true };
-    let checked = each_leaf(dir, manifest, settings, &mut problems, |shard, fresh, leaf, bytes| {
-        let Some(planned) = plan.shards.iter().find(|s| s.name == shard.file && s.bytes == shard.bytes)
-        else {
+    let planned = |shard: &Shard| plan.shards.iter().find(|s| s.name == shard.file && s.bytes == shard.bytes);
+    let place = |shard: &Shard, leaf| planned(shard).map_or((0, 0), |p| source_order(gguf, p, leaf));
+    let pages = SourcePages::new(gguf);
+    let from = Some((&pages, &place as &PlaceOf));
+    let checked = each_leaf(dir, manifest, settings, &mut problems, from, |shard, fresh, leaf, bytes| {
+        let Some(planned) = planned(shard) else {
             return Err(Error::shards(&shard.file, "is not part of the plan; the manifest was changed"));
         };
         evaluator.leaf(planned, leaf, fresh)?;
         Ok(fresh == bytes)
     });
+    pages.finish();
     finish(checked, problems, manifest)
 }
 
@@ -130,12 +135,17 @@ fn finish(checked: Result<()>, problems: Vec<Error>, manifest: &Manifest) -> Res
     })
 }
 
-/// Reads every leaf of every shard and adds those `good` does not accept to the problems.
+/// Where the source of a shard's leaf begins.
+type PlaceOf<'a> = dyn Fn(&Shard, u64) -> Place + Sync + 'a;
+
+/// Reads every leaf of every shard and adds those `good` does not accept to the problems. With a source that
+/// `good` reads, the leaves come in its order, so that all ranks read each stretch of it together, once.
 fn each_leaf(
     dir: &Path,
     manifest: &Manifest,
     settings: &Settings,
     problems: &mut Vec<Error>,
+    source: Option<(&SourcePages, &PlaceOf)>,
     good: impl Fn(&Shard, &mut Vec<u8>, u64, &[u8]) -> Result<bool> + Sync,
 ) -> Result<()> {
     let mut files = Vec::new();
@@ -147,15 +157,29 @@ fn each_leaf(
     }
     let total = files.iter().map(|(s, _)| s.bytes).sum();
     (settings.progress)(Progress::Start { total, done: 0 });
-    let jobs: Vec<_> = files.iter().flat_map(|f| (0..hash::leaves(f.0.bytes)).map(move |l| (f, l))).collect();
+    let mut jobs = Vec::new();
+    for opened in &files {
+        let shard: &Shard = opened.0;
+        for leaf in 0..hash::leaves(shard.bytes) {
+            jobs.push((opened, leaf, source.map_or((0, 0), |(_, place)| place(shard, leaf))));
+        }
+    }
+    jobs.sort_by_key(|(_, _, place)| *place);
     let bad = Mutex::new(Vec::new());
     let threads = workers::count(settings.threads, u64::MAX);
-    workers::each(threads, &jobs, settings.stop, |((shard, file), leaf), fresh| {
+    workers::each(threads, &jobs, settings.stop, |((shard, file), leaf, place), fresh| {
+        if let Some((pages, _)) = source {
+            pages.begin(*place);
+        }
         let range = leaf_range(*leaf, shard.bytes);
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let path = dir.join(&shard.file);
         file.read_exact_at(&mut bytes, range.start).map_err(|e| Error::io(&path, "read", e))?;
-        if !good(shard, fresh, *leaf, &bytes)? {
+        let good = good(shard, fresh, *leaf, &bytes)?;
+        if let Some((pages, _)) = source {
+            pages.end(*place);
+        }
+        if !good {
             bad.lock().unwrap_or_else(|e| e.into_inner()).push((
                 &shard.file,
                 *leaf,

@@ -1,13 +1,16 @@
-//! A conversion leaves the page cache as it found it.
+//! A conversion, and a verification against the source, leaves the page cache as it found it.
 #![cfg(feature = "convert")]
 
 mod common;
 mod support;
 
 use common::F32;
+use preshard::conversion::Source;
 use preshard::policy::{Policy, Weights};
+use preshard::verify;
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use support::models::{Gqa, LLAMA};
 
 /// How many of the file's pages lie in the page cache.
@@ -42,6 +45,14 @@ fn a_source_is_let_go_of_behind_the_run_unless_it_was_cached_before() {
     let left = cached(&source);
     // The header was read before the run began, with what the kernel read ahead of it.
     assert!(left < all / 4, "{left} of {all} pages are left in the page cache");
+
+    // Against its source, a directory is verified in the source's order, with the same care.
+    let stop = AtomicBool::new(false);
+    let settings = verify::Settings { threads: 2, progress: &|_| {}, stop: &stop };
+    let from = Source { gguf: vec![source.clone()], ..Source::default() };
+    from.verify(&dir.path().join("cold"), &settings).unwrap();
+    let left = cached(&source);
+    assert!(left < all / 4, "{left} of {all} pages are left in the page cache by verify");
 
     std::fs::read(&source).unwrap();
     support::convert(&source, options, &dir.path().join("warm")).unwrap();

@@ -141,11 +141,5 @@ mod tests {
         for bad in ["", "-1", "101", "NaN", "x"] {
             assert!(parse_percent(bad).is_err(), "{bad}");
         }
-        assert_eq!(parse_ranks("0-3,6,2").unwrap().0, [0, 1, 2, 3, 6]);
-        for bad in ["", "3-1", "a", "1-", "-1"] {
-            assert!(parse_ranks(bad).is_err(), "{bad}");
-        }
-=======
->>>>>>> e9b6b26 (--ranks env, and recipes for Slurm, Kubernetes and Ray)
     }
 }
