@@ -12,7 +12,8 @@ from preshard import ShardsError
 
 torch = pytest.importorskip("torch")
 
-from preshard.vllm import bind, contract
+from preshard import bind
+from preshard.vllm import contract
 
 
 def module(parts: dict[str, torch.Tensor]) -> torch.nn.Module:

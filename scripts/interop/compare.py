@@ -1,4 +1,4 @@
-"""compare.py DIR STATE [PART [BUT]]: what the workers held (a PROBE_DUMP) against a converted directory's files, all bytes.
+"""compare.py DIR STATE [PART [BUT…]]: what the workers held (a PROBE_DUMP) against a converted directory's files, all bytes.
 
 PART: model, or mtp for the draft's files. BUT: leave out names with this in them. Exit status 1 on any difference. Reads safetensors by itself.
 """
@@ -25,14 +25,14 @@ def tensors(path: pathlib.Path) -> dict[str, tuple[str, list[int], bytes]]:
     }
 
 
-def main(directory: str, state: str, part: str = "model", but: str = "") -> int:
+def main(directory: str, state: str, part: str = "model", *but: str) -> int:
     files = sorted(pathlib.Path(directory).glob(f"{part}-rank-*-part-0.safetensors"))
     count = problems = 0
     for file in files:
         held = pathlib.Path(state, file.name.replace(f"{part}-rank", "model-rank", 1))
         ours, theirs = tensors(file), tensors(held)
         for name in sorted(ours.keys() | theirs.keys()):
-            if but and but in name:
+            if any(b in name for b in but):
                 continue
             count += 1
             if name not in ours or name not in theirs:

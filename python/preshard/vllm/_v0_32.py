@@ -16,10 +16,10 @@ from vllm.logger import init_logger
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
+from .. import bind
 from ..errors import RequestError, ShardsError
 from ..manifest import Manifest, TensorEntry
 from ..shard import load
-from . import bind
 from .contract import Engine, Packing, check, row_ranges
 
 if TYPE_CHECKING:

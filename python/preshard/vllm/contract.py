@@ -4,9 +4,9 @@ A version's file gives:
 
 - ``register()``: makes the load format known to vLLM;
 - a loader whose steps are: read the manifest, :func:`check` it against the engine's parallelism,
-  build the model with :func:`preshard.vllm.bind.released` (packed layers through :class:`Packing`),
-  :func:`preshard.vllm.bind.match` the model's parameters with the manifest, load this rank's file,
-  :func:`preshard.vllm.bind.bind` them;
+  build the model with :func:`preshard.bind.released` (packed layers through :class:`Packing`),
+  :func:`preshard.bind.match` the model's parameters with the manifest, load this rank's file,
+  :func:`preshard.bind.bind` them;
 - an ``install`` function that puts a packed tensor, its types and the rows of its members into a
   layer, in the form in which that version's packed layers expect them.
 """
@@ -43,9 +43,10 @@ def check(directory: str, manifest: Manifest, engine: Engine) -> None:
         problems.append(f"{directory}: converted for {what} {converted}, the engine runs {runs}: {remedy}")
 
     if not model.layout.startswith("vllm"):
-        problems.append(
-            f"{directory}: an ordinary checkpoint (layout {model.layout}): leave out --load-format preshard"
-        )
+        what, remedy = ("an ordinary checkpoint", "leave out --load-format preshard")
+        if policy.layout != "hf":
+            what, remedy = ("written for another engine", "convert with --layout vllm")
+        problems.append(f"{directory}: {what} (layout {model.layout}): {remedy}")
     if policy.tp != engine.tp:
         differs(
             "tensor parallel size",

@@ -182,6 +182,9 @@ def main():
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import sglang.srt.model_loader.loader
     import sglang.srt.server_args  # noqa: F401
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
 
     refused = 0
     port = 29500 + os.getpid() % 2000

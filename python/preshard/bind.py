@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from ..errors import ShardsError
-from ..manifest import ShardEntry, TensorEntry
-from ..shard import Shard
+from .errors import ShardsError
+from .manifest import ShardEntry, TensorEntry
+from .shard import Shard
 
 _SMALL = 1 << 20
 """Smaller parameters keep their memory until they are bound: code that builds a layer may touch them."""
