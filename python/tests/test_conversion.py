@@ -66,7 +66,7 @@ def test_verify(own_llama: Path) -> None:
     ("options", "text"),
     [
         ({"weights": "int3"}, "weights: unknown variant .int3., expected one of .keep., .bf16."),
-        ({"layout": "tensorrt"}, "llama names hf, vllm"),
+        ({"layout": "tensorrt"}, "llama names hf, sglang, vllm"),
         ({"tp": 2, "layout": "hf"}, "leave out --tp"),
         ({"device": "tpu"}, "expected auto, cpu, cuda or cuda:N"),
         ({"pp": 99}, "99 stages for 2 layers"),
