@@ -54,7 +54,7 @@ def run(command, env, **variables):
 
 def slurm(root, source, env, args):
     if args.real_slurm:
-        submit = lambda *words: run(["sbatch", "--wait", *words], env)
+        submit = lambda *words: run(["sbatch", "--wait", f"--output={root}/log", *words], env)
         submit("--cpus-per-task=1", f"--array=0-{RANKS - 1}", RECIPES / "slurm_array.sh", source, root / "array", *OPTIONS)
         submit(RECIPES / "slurm_merge.sh", root / "array")
         submit("--cpus-per-task=1", f"--ntasks={RANKS}", RECIPES / "slurm_tasks.sh", source, root / "tasks", *OPTIONS)
