@@ -88,6 +88,7 @@ fn main() {
             ranks: None,
             threads: 1,
             memory: 1 << 30,
+            checkpoint: preshard::convert::CHECKPOINT_BYTES,
             force: false,
             allow_nonfinite: true,
             decoder: &Decoder::CPU,

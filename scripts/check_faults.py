@@ -93,13 +93,10 @@ class Bench:
 
     def command(self, source, out, *more):
         return [str(self.binary), "convert", str(source), "--tp", "2", "--weights", "bf16", "--device", "cpu",
-                "--threads", "2", "-o", str(out), *more]
-
-    def env(self):
-        return {**os.environ, "PRESHARD_CHECKPOINT_BYTES": str(CHECKPOINT)}
+                "--threads", "2", "--checkpoint", str(CHECKPOINT), "-o", str(out), *more]
 
     def run(self, source, out, *more, prefix=(), **kw):
-        return subprocess.run([*prefix, *self.command(source, out, *more)], env=self.env(), capture_output=True,
+        return subprocess.run([*prefix, *self.command(source, out, *more)], capture_output=True,
                               text=True, timeout=600, **kw)
 
     def fresh(self, source, name):
@@ -151,7 +148,7 @@ class Bench:
                 # A third at the end, where files are renamed.
                 upto = self.seconds * 1.1
                 delay = self.rng.uniform(0.8, 1.0) * upto if self.rng.random() < 0.33 else self.rng.uniform(0, upto)
-                child = subprocess.Popen(self.command(self.source, out), env=self.env(), stdout=subprocess.DEVNULL,
+                child = subprocess.Popen(self.command(self.source, out), stdout=subprocess.DEVNULL,
                                          stderr=subprocess.DEVNULL)
                 try:
                     child.wait(delay)
@@ -298,7 +295,7 @@ class Bench:
                     out = mount / "out"
                     if fill:
                         # Room by the count at the start, taken by another while the run is on.
-                        child = subprocess.Popen(self.command(self.small, out), env=self.env(), stderr=subprocess.PIPE, text=True)
+                        child = subprocess.Popen(self.command(self.small, out), stderr=subprocess.PIPE, text=True)
                         while not (out / ".partial" / "journal").exists() and child.poll() is None:
                             time.sleep(0.001)
                         filler = os.open(mount / "filler", os.O_CREAT | os.O_WRONLY)
@@ -360,7 +357,7 @@ class Bench:
         for sig in [signal.SIGINT, signal.SIGTERM] * 10:
             out = self.root / "stopped"
             shutil.rmtree(out, ignore_errors=True)
-            child = subprocess.Popen(self.command(self.source, out), env=self.env(), stderr=subprocess.PIPE,
+            child = subprocess.Popen(self.command(self.source, out), stderr=subprocess.PIPE,
                                      stdout=subprocess.DEVNULL, text=True)
             time.sleep(self.rng.uniform(0.2, 0.7) * self.seconds)
             child.send_signal(sig)
@@ -383,7 +380,7 @@ class Bench:
             os.close(read)
             out = self.root / "stopped"
             shutil.rmtree(out, ignore_errors=True)
-            done = subprocess.run(self.command(self.small, out), env=self.env(), **{stream: write})
+            done = subprocess.run(self.command(self.small, out), **{stream: write})
             os.close(write)
             if done.returncode != 0:
                 breach(f"closed {stream}: exit {done.returncode}")
@@ -399,7 +396,7 @@ class Bench:
             shutil.rmtree(out, ignore_errors=True)
             children = []
             for _ in range(2):
-                children.append(subprocess.Popen(self.command(self.small, out), env=self.env(), stderr=subprocess.PIPE,
+                children.append(subprocess.Popen(self.command(self.small, out), stderr=subprocess.PIPE,
                                                  stdout=subprocess.DEVNULL, text=True))
                 if i >= 10:
                     # Also about when the first one ends.
@@ -426,7 +423,7 @@ class Bench:
             source, out = self.root / "moving.gguf", self.root / "moved"
             shutil.rmtree(out, ignore_errors=True)
             shutil.copy(self.source, source)
-            child = subprocess.Popen(self.command(source, out), env=self.env(), stderr=subprocess.PIPE,
+            child = subprocess.Popen(self.command(source, out), stderr=subprocess.PIPE,
                                      stdout=subprocess.DEVNULL, text=True)
             # From the first leaf on.
             while child.poll() is None and not (out / ".partial" / "journal").exists():

@@ -58,6 +58,8 @@ pub struct How<'a> {
     pub device: device::Choice,
     /// Bytes of the GPU's memory for it.
     pub device_memory: u64,
+    /// Bytes after which to sync and journal, so that a killed run goes on from there.
+    pub checkpoint: u64,
     /// Replace an earlier conversion.
     pub force: bool,
     /// Go on when decoded values are NaN or infinite.
@@ -80,6 +82,7 @@ impl Default for How<'_> {
             memory: 1 << 30,
             device: device::Choice::Auto,
             device_memory: 1 << 30,
+            checkpoint: convert::CHECKPOINT_BYTES,
             force: false,
             allow_nonfinite: false,
             note: &|_| {},
@@ -139,6 +142,7 @@ impl Planned {
                 ranks: how.ranks.clone(),
                 threads: how.threads,
                 memory: how.memory,
+                checkpoint: how.checkpoint,
                 force: how.force,
                 allow_nonfinite: how.allow_nonfinite,
                 decoder,

@@ -11,6 +11,7 @@ use crate::plan::Plan;
 use crate::plan::shard::ShardPlan;
 use crate::source_pages::{Place, SourcePages};
 use crate::store::{Output, ShardFile, Work};
+use crate::sync;
 use crate::workers;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,12 +20,10 @@ use std::time::{Duration, UNIX_EPOCH};
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Synced and journalled at least this often: what a kill may cost.
-const CHECKPOINT_BYTES: u64 = 2 << 30;
+/// What a run writes between two syncs unless told otherwise, in bytes: what a kill may cost.
+pub const CHECKPOINT_BYTES: u64 = 2 << 30;
+/// It syncs at least this often.
 const CHECKPOINT_TIME: Duration = Duration::from_secs(10);
-/// Environment variable with another number than [`CHECKPOINT_BYTES`], so that faults can be tried on
-/// models of less than many gigabytes.
-const CHECKPOINT: &str = "PRESHARD_CHECKPOINT_BYTES";
 
 /// How to run a plan; none of it changes the bytes.
 pub struct Settings<'a> {
@@ -34,6 +33,8 @@ pub struct Settings<'a> {
     pub threads: usize,
     /// Host memory for buffers, in bytes.
     pub memory: u64,
+    /// Bytes after which to sync and journal, [`CHECKPOINT_BYTES`] but for tests.
+    pub checkpoint: u64,
     /// Replace an earlier conversion.
     pub force: bool,
     /// Go on when decoded values are NaN or infinite.
@@ -119,10 +120,7 @@ pub fn run(plan: &Plan, gguf: &Gguf, out: &Path, settings: &Settings) -> Result<
             written: Mutex::default(),
             due: Condvar::new(),
             pages: SourcePages::new(gguf),
-            checkpoint: std::env::var(CHECKPOINT)
-                .ok()
-                .and_then(|n| n.parse().ok())
-                .unwrap_or(CHECKPOINT_BYTES),
+            checkpoint: settings.checkpoint,
         };
         let records = run.all(journal, records);
         run.pages.finish();
@@ -231,7 +229,7 @@ impl Run<'_> {
                 let _closed = Close(self);
                 workers::each(threads, &jobs, stop, |job, buffer| self.one(&evaluator, job, buffer))
             };
-            (result, syncer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            (result, sync::join(syncer))
         });
         // When syncing failed, the workers ended only because of that.
         synced.and(result)?;
@@ -242,8 +240,7 @@ impl Run<'_> {
     }
 
     fn written(&self) -> MutexGuard<'_, Written> {
-        // What a panic leaves behind is plain data; the panic itself is reported by the pool.
-        self.written.lock().unwrap_or_else(|e| e.into_inner())
+        sync::lock(&self.written)
     }
 
     /// Leaves still to do, in the order of their source.
@@ -290,10 +287,7 @@ impl Run<'_> {
             let (leaves, last) = {
                 let written = self.written();
                 let waiting = |w: &mut Written| w.bytes < self.checkpoint && !w.closed;
-                let (mut written, _) = self
-                    .due
-                    .wait_timeout_while(written, CHECKPOINT_TIME, waiting)
-                    .unwrap_or_else(|e| e.into_inner());
+                let mut written = sync::wait_while(&self.due, written, CHECKPOINT_TIME, waiting);
                 written.bytes = 0;
                 (std::mem::take(&mut written.leaves), written.closed)
             };
@@ -315,9 +309,10 @@ impl Run<'_> {
         leaves: Vec<(usize, u64, Record)>,
         last: bool,
     ) -> Result<()> {
-        let mut touched: Vec<usize> = match last {
-            true => (0..self.files.len()).collect(),
-            false => leaves.iter().map(|(shard, ..)| *shard).collect(),
+        let mut touched: Vec<usize> = if last {
+            (0..self.files.len()).collect()
+        } else {
+            leaves.iter().map(|(shard, ..)| *shard).collect()
         };
         touched.sort_unstable();
         touched.dedup();

@@ -398,9 +398,10 @@ impl Evaluator<'_> {
                 format!("holds {value}, more than the 65504 of f16; convert with --weights bf16"),
             ));
         }
-        let what = match tensor.ty.is_float() {
-            true => "is NaN or infinite",
-            false => "decodes to NaN or infinity (its scale is damaged)",
+        let what = if tensor.ty.is_float() {
+            "is NaN or infinite"
+        } else {
+            "decodes to NaN or infinity (its scale is damaged)"
         };
         Err(Error::source(
             &tensor.name,

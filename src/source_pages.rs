@@ -6,6 +6,7 @@
 
 use crate::gguf::{Gguf, SourceFile};
 use crate::load::cached::Cached;
+use crate::sync::lock;
 use rustix::fs::{Advice, fadvise};
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -53,13 +54,13 @@ impl<'a> SourcePages<'a> {
 
     /// A worker begins to read at `place` or behind it. Workers begin in the order of their places.
     pub fn begin(&self, place: Place) {
-        *self.behind.lock().unwrap_or_else(|e| e.into_inner()).reading.entry(place).or_default() += 1;
+        *lock(&self.behind).reading.entry(place).or_default() += 1;
         self.read_ahead(place);
     }
 
     /// The worker that began at `place` is done.
     pub fn end(&self, place: Place) {
-        let mut behind = self.behind.lock().unwrap_or_else(|e| e.into_inner());
+        let mut behind = lock(&self.behind);
         if let Some(workers) = behind.reading.get_mut(&place) {
             *workers -= 1;
             if *workers == 0 {

@@ -4,7 +4,7 @@
 //! harmed nothing: the lock is taken all the same, and the panic itself goes on where the thread is
 //! joined.
 
-#[cfg(feature = "cuda")]
+#[cfg(any(feature = "cuda", feature = "convert"))]
 use std::sync::Condvar;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
@@ -18,6 +18,23 @@ pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(feature = "cuda")]
 pub fn wait<'a, T>(change: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     change.wait(guard).unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for `change` while `waiting` holds, but no longer than `time`.
+#[cfg(feature = "convert")]
+pub fn wait_while<'a, T>(
+    change: &Condvar,
+    guard: MutexGuard<'a, T>,
+    time: std::time::Duration,
+    waiting: impl FnMut(&mut T) -> bool,
+) -> MutexGuard<'a, T> {
+    change.wait_timeout_while(guard, time, waiting).unwrap_or_else(PoisonError::into_inner).0
+}
+
+/// What the lock guarded, when nobody can hold it any more.
+#[cfg(feature = "convert")]
+pub fn into_inner<T>(mutex: Mutex<T>) -> T {
+    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a thread returned; its panic, if it had one, goes on in this thread.

@@ -9,6 +9,7 @@ use crate::manifest::{self, Manifest, Shard};
 use crate::plan::Plan;
 use crate::source_pages::{Place, SourcePages};
 use crate::store;
+use crate::sync::{into_inner, lock};
 use crate::workers;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -48,7 +49,7 @@ pub struct Outcome {
 pub fn hashes(dir: &Path, settings: &Settings) -> Result<Outcome> {
     let manifest = Manifest::read(dir)?;
     let mut problems = small_files(dir, &manifest);
-    problems.extend(strangers(dir, &manifest)?);
+    problems.extend(unlisted(dir, &manifest)?);
     for shard in &manifest.shards {
         let leaves = shard.leaves.iter().map(|l| hash::from_hex(l)).collect::<Result<Vec<_>>>();
         let folded = leaves.map(|l| hash::to_hex(&hash::fold(&l, shard.bytes)));
@@ -108,7 +109,7 @@ pub fn source(
         ));
     }
     let mut problems = small_files(dir, manifest);
-    problems.extend(strangers(dir, manifest)?);
+    problems.extend(unlisted(dir, manifest)?);
     let evaluator = Evaluator { plan, gguf, decoder, allow_nonfinite: true };
     let planned = |shard: &Shard| plan.shards.iter().find(|s| s.name == shard.file && s.bytes == shard.bytes);
     let place = |shard: &Shard, leaf| planned(shard).map_or((0, 0), |p| source_order(gguf, p, leaf));
@@ -180,11 +181,7 @@ fn each_leaf(
             pages.end(*place);
         }
         if !good {
-            bad.lock().unwrap_or_else(|e| e.into_inner()).push((
-                &shard.file,
-                *leaf,
-                wrong_leaf(shard, *leaf),
-            ));
+            lock(&bad).push((&shard.file, *leaf, wrong_leaf(shard, *leaf)));
         }
         (settings.progress)(Progress::Wrote(range.end - range.start));
         Ok(())
@@ -192,7 +189,7 @@ fn each_leaf(
     if settings.stop.load(Ordering::Relaxed) {
         return Err(Error::Interrupted("stopped before everything was checked".into()));
     }
-    let mut bad = bad.into_inner().unwrap_or_else(|e| e.into_inner());
+    let mut bad = into_inner(bad);
     bad.sort_by_key(|(file, leaf, _)| (*file, *leaf));
     let more = bad.len().saturating_sub(LISTED);
     problems.extend(bad.into_iter().take(LISTED).map(|(_, _, e)| e));
@@ -278,9 +275,10 @@ fn sums(dir: &Path, manifest: &Manifest) -> Result<()> {
     let lines = |text: &[u8]| text.split_inclusive(|b| *b == b'\n').map(<[u8]>::to_vec).collect::<Vec<_>>();
     let (found, expected) = (lines(&found), lines(&expected));
     let others = expected.len().saturating_sub(1);
-    let name = match found.len() == expected.len() && found[..others] == expected[..others] {
-        true => format!("{} or {}", manifest::FILE_NAME, store::SUMS),
-        false => store::SUMS.to_owned(),
+    let name = if found.len() == expected.len() && found[..others] == expected[..others] {
+        format!("{} or {}", manifest::FILE_NAME, store::SUMS)
+    } else {
+        store::SUMS.to_owned()
     };
     Err(Error::shards(
         name,
@@ -289,7 +287,7 @@ fn sums(dir: &Path, manifest: &Manifest) -> Result<()> {
 }
 
 /// Shard files in the directory that the manifest does not know: a loader might pick them up.
-fn strangers(dir: &Path, manifest: &Manifest) -> Result<Vec<Error>> {
+fn unlisted(dir: &Path, manifest: &Manifest) -> Result<Vec<Error>> {
     let mut problems = Vec::new();
     for entry in std::fs::read_dir(dir).map_err(|e| Error::io(dir, "read", e))? {
         let name = entry.map_err(|e| Error::io(dir, "read", e))?.file_name().to_string_lossy().into_owned();

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::hash::LEAF;
+use crate::sync::{into_inner, lock};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -25,22 +26,29 @@ pub fn each<J: Sync>(
     stop: &AtomicBool,
     work: impl Fn(&J, &mut Vec<u8>) -> Result<()> + Sync,
 ) -> Result<()> {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build()
-        .map_err(|e| Error::request("--threads", format!("cannot start {threads} threads: {e}")))?;
     let next = AtomicUsize::new(0);
     let failed = AtomicBool::new(false);
     let error = Mutex::new(None);
-    pool.broadcast(|_| {
-        let mut buffer = Vec::new();
-        while !failed.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
-            let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-            if let Err(e) = work(job, &mut buffer) {
-                failed.store(true, Ordering::Relaxed);
-                error.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(e);
+    let fail = |e| {
+        failed.store(true, Ordering::Relaxed);
+        lock(&error).get_or_insert(e);
+    };
+    std::thread::scope(|scope| {
+        let run = || {
+            let mut buffer = Vec::new();
+            while !failed.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+                let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                if let Err(e) = work(job, &mut buffer) {
+                    fail(e);
+                }
+            }
+        };
+        for _ in 0..threads {
+            if let Err(e) = std::thread::Builder::new().spawn_scoped(scope, run) {
+                fail(Error::request("--threads", format!("cannot start {threads} threads: {e}")));
+                break;
             }
         }
     });
-    error.into_inner().unwrap_or_else(|e| e.into_inner()).map_or(Ok(()), Err)
+    into_inner(error).map_or(Ok(()), Err)
 }

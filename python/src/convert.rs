@@ -113,6 +113,7 @@ pub fn convert(
             note: &|text| notes.borrow_mut().push(text.to_owned()),
             progress: &|p| watch.report(p),
             stop: &watch.stop,
+            ..How::default()
         };
         let outcome = made.convert(&out, &how)?;
         Ok((outcome.written, outcome.resumed, notes.into_inner()))

@@ -3,6 +3,7 @@
 use super::options::{PlanArgs, parse_size};
 use super::{Talk, print, print_json, progress, ranks, serve, signals, text};
 use crate::conversion::How;
+use crate::convert::CHECKPOINT_BYTES;
 use crate::device;
 use crate::error::Result;
 use crate::policy::Mtp;
@@ -34,6 +35,9 @@ pub struct Args {
     /// GPU memory for decoding.
     #[arg(long, value_name = "SIZE", default_value = "1Gi", value_parser = parse_size)]
     device_memory: u64,
+    /// Bytes after which to sync and journal: what a kill may cost. For tests on small models.
+    #[arg(long, value_name = "SIZE", default_value_t = CHECKPOINT_BYTES, value_parser = parse_size, hide = true)]
+    checkpoint: u64,
     /// Replace an earlier conversion in the output directory.
     #[arg(long)]
     force: bool,
@@ -60,6 +64,7 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
             memory: args.memory,
             device: args.device,
             device_memory: args.device_memory,
+            checkpoint: args.checkpoint,
             force: args.force,
             allow_nonfinite: args.allow_nonfinite,
             note: &|text| talk.note(text),

@@ -80,13 +80,11 @@ fn show(value: &Value, whole: bool) -> String {
         Value::Bool(b) => b.to_string(),
         Value::String(bytes) => {
             let text = String::from_utf8_lossy(bytes);
-            match text.chars().count() > SHORT && !whole {
-                true => format!(
-                    "{}… ({} bytes)",
-                    shown(&text.chars().take(SHORT).collect::<String>()),
-                    bytes.len()
-                ),
-                false => shown(&text),
+            if text.chars().count() > SHORT && !whole {
+                let start: String = text.chars().take(SHORT).collect();
+                format!("{}… ({} bytes)", shown(&start), bytes.len())
+            } else {
+                shown(&text)
             }
         }
         Value::Array(array) => {

@@ -28,9 +28,10 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     let made = args.plan.plan()?;
     made.notes.iter().for_each(|note| talk.note(note));
     args.html.iter().try_for_each(|file| html::write(file, &made.gguf, &made.plan, args.gpu_memory))?;
-    match args.json {
-        true => print_json(&made.to_json(args.gpu_memory)),
-        false => print(&as_text(&made.gguf, &made.plan, args.gpu_memory, talk.verbose)),
+    if args.json {
+        print_json(&made.to_json(args.gpu_memory))
+    } else {
+        print(&as_text(&made.gguf, &made.plan, args.gpu_memory, talk.verbose))
     }
 }
 

@@ -40,17 +40,16 @@ pub fn run(args: Args, talk: Talk) -> Result<()> {
     let started = Instant::now();
     let settings =
         Settings { threads: args.threads, progress: &|p| progress::report(&bar, p), stop: signals::stop() };
-    let result = match args.source.is_empty() {
-        true => verify::hashes(&args.dir, &settings),
-        false => {
-            let source = Source {
-                gguf: args.source.clone(),
-                hf_config: args.hf_config,
-                mappings: args.mappings,
-                ..Source::default()
-            };
-            source.verify(&args.dir, &settings)
-        }
+    let result = if args.source.is_empty() {
+        verify::hashes(&args.dir, &settings)
+    } else {
+        let source = Source {
+            gguf: args.source.clone(),
+            hf_config: args.hf_config,
+            mappings: args.mappings,
+            ..Source::default()
+        };
+        source.verify(&args.dir, &settings)
     };
     bar.finish_and_clear();
     let result = result.and_then(|outcome| {

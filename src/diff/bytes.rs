@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::hash::LEAF;
 use crate::hash::leaf_range;
 use crate::manifest::{Shard, Tensor};
-use crate::sync::lock;
+use crate::sync::{into_inner, lock};
 use crate::verify;
 use crate::workers;
 use std::collections::BTreeMap;
@@ -88,10 +88,12 @@ pub(super) fn hashed(a: (&Shard, &Tensor), b: (&Shard, &Tensor)) -> Bytes {
             alone |= x.offset <= range.start && range.end <= x.offset + x.bytes;
         }
     }
-    match changed.is_empty() {
-        true => Bytes::Equal,
-        false if alone => Bytes::Differ,
-        false => Bytes::InLeaves(changed),
+    if changed.is_empty() {
+        Bytes::Equal
+    } else if alone {
+        Bytes::Differ
+    } else {
+        Bytes::InLeaves(changed)
     }
 }
 
@@ -143,7 +145,7 @@ pub(super) fn compare(
         lock(&decided).push((read.found, bytes));
         Ok(())
     })?;
-    Ok(std::mem::take(&mut *lock(&decided)))
+    Ok(into_inner(decided))
 }
 
 /// The shard files of one side that are read.

@@ -52,11 +52,10 @@ pub(super) fn has_all_bytes(vocab: &Vocab) -> bool {
 /// Spaces to marks; with `prefix` one more in front of every stretch of text.
 pub(super) fn normalizer(prefix: bool) -> Value {
     let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
-    match prefix {
-        true => {
-            json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": SPACE }, replace] })
-        }
-        false => replace,
+    if prefix {
+        json!({ "type": "Sequence", "normalizers": [{ "type": "Prepend", "prepend": SPACE }, replace] })
+    } else {
+        replace
     }
 }
 

@@ -56,9 +56,10 @@ impl Engine {
     pub fn padded_vocab(&self, rows: u64, tp: u64) -> u64 {
         let multiple = self.vocab_multiple.max(1);
         let padded = rows.next_multiple_of(multiple);
-        match self.vocab_widens && !padded.is_multiple_of(tp) {
-            true => rows.next_multiple_of(multiple.saturating_mul(tp)),
-            false => padded,
+        if self.vocab_widens && !padded.is_multiple_of(tp) {
+            rows.next_multiple_of(multiple.saturating_mul(tp))
+        } else {
+            padded
         }
     }
 

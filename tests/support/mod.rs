@@ -38,6 +38,7 @@ pub fn settings<'a>(stop: &'a AtomicBool, progress: &'a (dyn Fn(Progress) + Sync
         ranks: None,
         threads: 1,
         memory: 1 << 30,
+        checkpoint: convert::CHECKPOINT_BYTES,
         force: false,
         allow_nonfinite: false,
         decoder: &Decoder::CPU,
