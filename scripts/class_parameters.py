@@ -96,6 +96,22 @@ CLASSES = {
         [{}, dict(tie_word_embeddings=True), dict(num_local_experts=2)],
     ),
 }
+DELTA = dict(
+    DENSE,
+    num_hidden_layers=4,
+    layer_types=["linear_attention", "full_attention"] * 2,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+)
+SHARED = dict(EXPERTS, num_experts=4, shared_expert_intermediate_size=16)
+TURNS = [{}, dict(tie_word_embeddings=True), dict(layer_types=["linear_attention"] * 3 + ["full_attention"])]
+CLASSES |= {
+    "Qwen3NextForCausalLM": (dict(DELTA, **SHARED), [*TURNS, dict(num_experts=3)]),
+    "Qwen3_5ForCausalLM": (DELTA, TURNS),
+    "Qwen3_5MoeForCausalLM": ({k: v for k, v in (DELTA | SHARED).items() if k != "intermediate_size"}, [*TURNS, dict(num_experts=3)]),
+}
 
 
 def names(model_class: str, sizes: dict) -> tuple[dict, list[str]]:

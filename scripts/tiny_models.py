@@ -31,7 +31,7 @@ SHARED = dict(vocab_size=512, hidden_size=32, num_attention_heads=4, num_hidden_
 GROUPED = dict(SHARED, num_key_value_heads=2, head_dim=32)
 # Written by transformers, but no fact about the model, or a default of its class.
 SILENT = {"transformers_version", "output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "initializer_range",
-          "use_cache", "partial_rotary_factor", "attention_dropout", "layer_types", "pretraining_tp", "mlp_bias", "mlp_layer_types"}
+          "use_cache", "partial_rotary_factor", "attention_dropout", "pretraining_tp", "mlp_bias", "mlp_layer_types"}
 
 # The converter refuses a tokenizer whose hash it does not know, and that of a small random vocabulary is not.
 CONVERT = """
@@ -71,22 +71,49 @@ def deepseek32():
         rope_scaling=dict(yarn, type="yarn", rope_type="yarn"), scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
 
 
-MODELS = {"minimax-m2": minimax_m2, "glm4moe": glm4moe, "deepseek32": deepseek32}
+# Gated delta nets: value heads twice as many as key heads, 2 key heads, and a head of full attention 32 wide, of which 8
+# are rotated.
+DELTA = dict(GROUPED, num_hidden_layers=4, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=16, linear_value_head_dim=32,
+             linear_conv_kernel_dim=4, rms_norm_eps=1e-6)
+MIXTURE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64, shared_expert_intermediate_size=64)
+INTERVAL = dict(full_attention_interval=4, layer_types=["linear_attention"] * 3 + ["full_attention"])
+
+
+def qwen3next():
+    config = transformers.Qwen3NextConfig(**DELTA, **MIXTURE, intermediate_size=64)
+    return config, transformers.Qwen3NextForCausalLM, dict(INTERVAL, rope_theta=10000.0, partial_rotary_factor=0.25, rope_parameters=None)
+
+
+def rope35(): return dict(rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25, mrope_interleaved=True, mrope_section=[2, 1, 1])
+
+
+def qwen35():
+    config = transformers.Qwen3_5TextConfig(**DELTA, intermediate_size=64, rope_parameters=rope35())
+    return config, transformers.Qwen3_5ForCausalLM, dict(INTERVAL, mtp_num_hidden_layers=1, rope_parameters=rope35())
+
+
+def qwen35moe():
+    config = transformers.Qwen3_5MoeTextConfig(**DELTA, **MIXTURE, rope_parameters=rope35())
+    return config, transformers.Qwen3_5MoeForCausalLM, dict(INTERVAL, mtp_num_hidden_layers=1, rope_parameters=rope35())
+
+
+MODELS = {"minimax-m2": minimax_m2, "glm4moe": glm4moe, "deepseek32": deepseek32, "qwen3next": qwen3next, "qwen35": qwen35, "qwen35moe": qwen35moe}
 # Tensors that the original holds as f32.
-EXACT = ("e_score_correction_bias", "block_sparse_moe.gate.weight")
+EXACT = ("A_log", "e_score_correction_bias", "block_sparse_moe.gate.weight")
 # Norms whose classes add 1 to what is stored.
-ABOUT_ZERO = ()
-# Models that vLLM has no class for that a CPU can build, or that no draft is served of.
-NO_EP = ()
+ABOUT_ZERO = ("qwen3next", "qwen35", "qwen35moe")
 
 
 def value(name, key, shape):
     """Random values of a tensor. Those of matrices are whole multiples of 2^-10 up to 127, and so many of them
     are 127 that every block of q8_0 has one: its scale is 2^-10, and nothing is lost."""
+    if key.endswith("A_log"):
+        # In f32 its exponential gives it back from 2 on.
+        return torch.rand(shape) + 2
     if key.endswith(EXACT):
         return torch.randn(shape)
     if len(shape) == 1:
-        return torch.randint(-7, 8, shape) / 32 + ("norm" in key and key.endswith("weight") and name not in ABOUT_ZERO)
+        return torch.randint(-7, 8, shape) / 32 + ("norm" in key and key.endswith("weight") and (name not in ABOUT_ZERO or "linear_attn" in key))
     small = torch.randint(-3, 4, shape) * 21
     return torch.where(torch.rand(shape) < 0.5, small, torch.randint(0, 2, shape) * 254 - 127) / 1024
 
@@ -105,6 +132,13 @@ def make(name, folder):
         hidden = config.hidden_size
         for part, shape in {"eh_proj": (hidden, 2 * hidden), "enorm": (hidden,), "hnorm": (hidden,), "shared_head.norm": (hidden,)}.items():
             weights[f"model.layers.{layers}.{part}.weight"] = torch.empty(shape)
+    if name in ABOUT_ZERO[:3]:
+        # The same by other names.
+        for n in [n for n in weights if f"layers.{layers - 1}." in n]:
+            weights[n.replace(f"model.layers.{layers - 1}.", "mtp.layers.0.", 1)] = weights[n].clone()
+        hidden = config.hidden_size
+        for part, shape in {"fc": (hidden, 2 * hidden), "pre_fc_norm_embedding": (hidden,), "pre_fc_norm_hidden": (hidden,), "norm": (hidden,)}.items():
+            weights[f"mtp.{part}.weight"] = torch.empty(shape)
     for key in sorted(weights):
         dtype = torch.float32 if key.endswith(EXACT) else torch.bfloat16
         weights[key] = value(name, key, weights[key].shape).to(dtype).contiguous()
@@ -138,7 +172,7 @@ def check(program, name, folder, source):
         for d in (folder, work + "/out"):
             model, info = transformers.AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32, output_loading_info=True)
             layers = model.config.num_hidden_layers
-            wrong = {k: [n for n in v if f"layers.{layers}." not in str(n)] for k, v in info.items() if not isinstance(v, str)}
+            wrong = {k: [n for n in v if f"layers.{layers}." not in str(n) and not str(n).startswith("mtp.")] for k, v in info.items() if not isinstance(v, str)}
             assert not any(wrong.values()), f"{d}: {wrong}"
             with torch.no_grad(): logits.append(model.eval()(ids).logits)
         far, scale = (logits[0] - logits[1]).abs().max().item(), logits[0].abs().max().item()
@@ -170,8 +204,8 @@ for name in MODELS:
             packed(f"{FIXTURES}/arch/{name}-{kind}.gguf.z", data)
             if a.check:
                 check(a.check, name, folder, path)
-        draft = ["--draft"] if described.get("num_nextn_predict_layers") else []
-        runs = [f"--run={r}" for r in ("1", "2", "4", "2ep") if r != "2ep" or name not in NO_EP]
+        draft = ["--draft"] if described.get("num_nextn_predict_layers") or name in ABOUT_ZERO[:3] else []
+        runs = [f"--run={r}" for r in ("1", "2", "4", *(["2ep"] if "num_experts_per_tok" in described else []))]
         subprocess.run([sys.executable, f"{HERE}/vllm_state.py", folder, f"{work}/cases", *runs, *draft], check=True)
         with open(f"{work}/cases") as f:
             cases = {"--layout hf --weights bf16": {"model.safetensors": listing(f"{folder}/model.safetensors")}} | json.load(f)

@@ -85,12 +85,17 @@ def rank_state(tp, ep, rank, port):
             import copy
             one = copy.copy(config)
             one.model_config = config.speculative_config.draft_model_config
+            if one.model_config.hf_text_config.model_type == "qwen3_5_mtp":
+                # vLLM 0.32 renames the model for its draft, which its own layers then refuse where config.json has
+                # no vision part to keep the old name in.
+                one.model_config.hf_text_config.model_type = described["model_type"]
         weights = load_file(a.checkpoint + "/model.safetensors")
         if part == "mtp":
             # Where the draft has no embedding and head of its own it computes with the trunk's.
             last = f"model.layers.{described['num_hidden_layers']}."
             for own, trunk in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
-                weights.setdefault(f"{last}{own}.weight", weights[f"{trunk}.weight"])
+                if f"{last}eh_proj.weight" in weights:
+                    weights.setdefault(f"{last}{own}.weight", weights[f"{trunk}.weight"])
         with set_current_vllm_config(one):
             cls = classes[part == "mtp"] or get_model_architecture(one.model_config)[0]
             torch.set_default_dtype(torch.bfloat16)

@@ -9,8 +9,8 @@ use crate::gguf::{Gguf, Tensor};
 use crate::hash::leaf_range;
 use crate::plan::Plan;
 use crate::plan::shard::{Band, Fill, ShardPlan};
-use crate::plan::tensors::{Order, View};
-use crate::quant::{Float, GgmlType};
+use crate::plan::tensors::{Order, Swap, Values, View};
+use crate::quant::{Float, GgmlType, TYPES};
 use std::ops::Range;
 
 /// What decodes blocks: the CPU, or a GPU behind the same call.
@@ -160,7 +160,7 @@ impl Evaluator<'_> {
         let skip = view.cols.start / block * bytes;
         let held = (view.cols.end - view.cols.start) / block * bytes;
         let base = view.matrix * rows_of(tensor) * stride + skip;
-        if held == width && held == stride && view.order == Order::Rows {
+        if held == width && held == stride && view.order == Order::Rows && view.columns.is_none() {
             let start = base + view.rows.start * stride + range.start;
             out.copy_from_slice(&data[start as usize..start as usize + out.len()]);
             // Blocks are counted in the leaf where they start.
@@ -176,6 +176,19 @@ impl Evaluator<'_> {
             let to = width.min(from + range.end - at);
             let start = base + stored_row(view, row) * stride;
             let dst = &mut out[(at - range.start) as usize..(at - range.start + to - from) as usize];
+            if let Some(swap) = &view.columns {
+                nonfinite += swapped_blocks(
+                    tensor.ty,
+                    data,
+                    (base - skip + stored_row(view, row) * stride, view.cols.start),
+                    swap,
+                    from..to,
+                    held,
+                    dst,
+                );
+                at += to - from;
+                continue;
+            }
             let real = held.clamp(from, to) - from;
             // A leaf may begin in the padding, past what the row holds and perhaps past the tensor.
             let src = (start + from.min(held)) as usize;
@@ -241,7 +254,11 @@ impl Evaluator<'_> {
         let width = view.cols.end - view.cols.start;
         let cols = cols_of(tensor);
         let base = view.matrix * rows_of(tensor) * cols;
+        if view.values.is_some() {
+            return self.changed(view, to, range, out);
+        }
         match view.order {
+            _ if view.columns.is_some() => self.swapped(tensor, view, to, &elements, out)?,
             Order::Rows if width == cols => {
                 self.run(tensor, base + view.rows.start * cols + elements.start, to, out)?;
             }
@@ -374,6 +391,67 @@ impl Evaluator<'_> {
         })
     }
 
+    /// Columns that are swapped in blocks: whole rows are decoded, and what is wanted of them taken.
+    fn swapped(
+        &self,
+        tensor: &Tensor,
+        view: &View,
+        to: Float,
+        elements: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let Some(swap) = &view.columns else { return Ok(()) };
+        let size = to.size();
+        let width = view.cols.end - view.cols.start;
+        let rows = elements.start / width..elements.end.div_ceil(width);
+        let first = view.matrix * rows_of(tensor);
+        let stored = rows.clone().map(|row| first + stored_row(view, row));
+        self.rows(tensor, stored, 0..cols_of(tensor), to, |i, values| {
+            let row = (rows.start + i as u64) * width;
+            for at in row.max(elements.start)..(row + width).min(elements.end) {
+                let from = swap.stored(view.cols.start + at - row) as usize * size;
+                let dst = (at - elements.start) as usize * size;
+                out[dst..dst + size].copy_from_slice(&values[from..from + size]);
+            }
+        })
+    }
+
+    /// Elements whose values are changed, in f32, and rounded once.
+    fn changed(&self, view: &View, to: Float, range: Range<u64>, out: &mut [u8]) -> Result<u64> {
+        let Some(values) = view.values else { return Ok(0) };
+        let tensor = &self.gguf.tensors()[view.tensor];
+        let size = to.size() as u64;
+        let single = Float::F32.size() as u64;
+        let mut words = vec![0; out.len() / size as usize * single as usize];
+        let stored = View { values: None, ..view.clone() };
+        let wide = range.start / size * single..range.end / size * single;
+        self.float(&stored, Float::F32, wide, &mut words)?;
+        let mut bad = None;
+        for (at, word) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let value = f32::from_le_bytes(*word);
+            let changed = match values {
+                Values::Add(constant) => value + constant,
+                // In f64, so that it is rounded to f32 once.
+                Values::LogNegative => (-f64::from(value)).ln() as f32,
+            };
+            if !changed.is_finite() {
+                bad.get_or_insert((at as u64 + range.start / size, value));
+            }
+            *word = changed.to_le_bytes();
+        }
+        if let Some((at, value)) = bad.filter(|_| !self.allow_nonfinite) {
+            return Err(Error::source(
+                &tensor.name,
+                format!(
+                    "value {at} is {value}, of which the original ({values:?} of it) is no number; get a sound file, \
+                     or pass --allow-nonfinite to convert it as it is"
+                ),
+            ));
+        }
+        TYPES[0].decode(&words, to, out);
+        Ok(count_nonfinite(to, out))
+    }
+
     /// Refuses NaN and infinity among decoded values, unless allowed; counts them otherwise. A tensor
     /// that keeps its dtype is copied whatever it holds.
     fn check_finite(&self, tensor: &Tensor, view: &View, to: Float, first: u64, out: &[u8]) -> Result<u64> {
@@ -387,7 +465,7 @@ impl Evaluator<'_> {
         let (row, col) = (at / width, view.cols.start + at % width);
         let (row, col) = match view.order {
             Order::Transposed => (col, view.rows.start + row),
-            _ => (stored_row(view, row), col),
+            _ => (stored_row(view, row), view.columns.map_or(col, |swap| swap.stored(col))),
         };
         let element = (view.matrix * rows_of(tensor) + row) * cols_of(tensor) + col;
         if to == Float::F16
@@ -423,6 +501,35 @@ impl Evaluator<'_> {
         let value = values.chunks_exact(4).nth((element % block) as usize)?;
         Some(f32::from_le_bytes(value.try_into().ok()?)).filter(|v| v.is_finite())
     }
+}
+
+/// Bytes `range` of a packed row of `held` bytes whose columns are swapped in blocks of whole ggml blocks; returns the
+/// non-finite blocks that start there. `row`: where the stored row begins, and the first logical column.
+fn swapped_blocks(
+    ty: &GgmlType,
+    data: &[u8],
+    row: (u64, u64),
+    swap: &Swap,
+    range: Range<u64>,
+    held: u64,
+    out: &mut [u8],
+) -> u64 {
+    out.fill(0);
+    let mut nonfinite = 0;
+    let mut at = range.start;
+    while at < range.end.min(held) {
+        let (block, from) = (at / ty.bytes, at % ty.bytes);
+        let to = ty.bytes.min(from + range.end - at);
+        let stored = row.0 + swap.stored(row.1 + block * ty.block) / ty.block * ty.bytes;
+        let src = &data[stored as usize..(stored + ty.bytes) as usize];
+        let dst = (at - range.start) as usize;
+        out[dst..dst + (to - from) as usize].copy_from_slice(&src[from as usize..to as usize]);
+        if from == 0 {
+            nonfinite += ty.count_nonfinite(src);
+        }
+        at += to - from;
+    }
+    nonfinite
 }
 
 /// The stored row of a view's logical row `row`, counted from the view's first.

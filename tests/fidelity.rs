@@ -214,6 +214,18 @@ fn glm4moe_and_its_draft_are_the_original_and_its_slices() {
 fn deepseek32_and_its_draft_are_the_original_and_its_slices() {
     as_the_original("deepseek32");
 }
+#[test]
+fn qwen35moe_and_its_draft_are_the_original_and_its_slices() {
+    as_the_original("qwen35moe");
+}
+#[test]
+fn qwen35_and_its_draft_are_the_original_and_its_slices() {
+    as_the_original("qwen35");
+}
+#[test]
+fn qwen3next_and_its_draft_are_the_original_and_its_slices() {
+    as_the_original("qwen3next");
+}
 
 #[test]
 fn tiny_llama() {

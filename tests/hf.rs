@@ -33,6 +33,9 @@ const MODELS: &[(&str, &str)] = &[
     ("llamabias", "hf/llamabias/metadata.gguf"),
     ("minimax-m2", "arch/minimax-m2-q8_0.gguf.z"),
     ("mixtral", "hf/mixtral/metadata.gguf"),
+    ("qwen35", "arch/qwen35-q8_0.gguf.z"),
+    ("qwen35moe", "arch/qwen35moe-q8_0.gguf.z"),
+    ("qwen3next", "arch/qwen3next-q8_0.gguf.z"),
     ("qwen3", "hf/qwen3/metadata.gguf"),
     ("v2", "hf/v2/metadata.gguf"),
     ("v2lite", "hf/v2lite/metadata.gguf"),
@@ -112,7 +115,14 @@ fn config_is_the_original() {
             .filter(|k| original.get(k.as_str()).is_none())
             .cloned()
             .collect();
-        let allowed = ["attention_bias", "attention_dropout", "mlp_bias", "moe_router_dtype", "pad_token_id"];
+        let allowed = [
+            "attention_bias",
+            "attention_dropout",
+            "mlp_bias",
+            "moe_router_dtype",
+            "mtp_num_hidden_layers",
+            "pad_token_id",
+        ];
         assert!(added.iter().all(|k| allowed.contains(&k.as_str())), "{file}: added {added:?}");
         let model = hf::files(&gguf, &request(&gguf)).unwrap().model;
         assert_eq!(original["architectures"], json!([model.class]), "{file}");

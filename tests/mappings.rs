@@ -358,3 +358,47 @@ fn a_directory_without_tables_is_refused() {
         assert!(stderr(&output).starts_with(&expected), "{}", stderr(&output));
     }
 }
+
+/// Rows, symbols and values that do not fit the model: refused by name, before anything is written.
+#[test]
+fn rows_symbols_and_values_that_do_not_fit_are_refused() {
+    let llama =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("mappings/arch/llama.toml"))
+            .unwrap();
+    let norm = "to   = \"model.norm.weight\"\n";
+    assert!(llama.contains(norm));
+    let (arch, engine) = ("mappings/arch/llama.toml", "engine/toy.toml");
+    for (more, words) in [
+        ("via = \"rows\"\nrows = [{ take = \"0..5\" }]\n", &["output_norm.weight", "takes 5"][..]),
+        ("via = \"rows\"\nrows = [{ swap = [\"3\", \"5\", \"7\"] }]\n", &["output_norm.weight", "3 x 5 x 7"]),
+        ("via = \"rows\"\nrows = [{ take = \"0..nosuch\" }]\n", &["output_norm.weight", "nosuch"]),
+        ("via = \"rows\"\nrows = [{ take = \"2..1 / 0\" }]\n", &["output_norm.weight", "1 / 0"]),
+        ("via = \"rows\"\ngroups = \"7\"\n", &["output_norm.weight", "7 groups"]),
+        ("via = \"rows\"\nrows = [{ of = 1 }]\n", &[arch, "one of the from names"]),
+        ("groups = \"heads\"\n", &[arch, "via = \"rows\""]),
+        ("via = \"zeros\"\nvalues = \"log_negative\"\n", &[arch, "values and unsqueeze"]),
+        ("values = \"log_negative\"\n", &["output_norm.weight", "no number"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let table = llama.replacen(norm, &format!("{norm}{more}"), 1);
+        let message = stderr(&run(dir.path(), &[("arch/llama.toml", &table)], &["--layout", "hf"]));
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?}: {message}");
+        assert!(!dir.path().join("out/model.safetensors").exists());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let table = llama.replacen("[symbols]\n", "[symbols]\nodd = \"=blocks * nosuch\"\n", 1);
+    let message = stderr(&run(dir.path(), &[("arch/llama.toml", &table)], &[]));
+    assert!(message.contains(arch) && message.contains("symbol odd"), "{message}");
+    for (table, words) in [
+        (TOY.replace("block  = \"decoder.{L}\"\n", ""), &["block is missing"][..]),
+        (
+            TOY.replace("mlp.down_proj.weight", "mlp.down_proj.weight[0..2 * nosuch]"),
+            &["down_proj", "nosuch"],
+        ),
+        (TOY.replace("mlp.down_proj.weight", "mlp.down_proj.weight[1..]"), &["down_proj", "rows of"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let message = stderr(&run(dir.path(), &[(engine, &table)], &["--layout", "toy"]));
+        assert!(words.iter().all(|word| message.contains(word)), "{words:?}: {message}");
+    }
+}

@@ -38,7 +38,8 @@ pub fn commands(dir: &Path, manifest: &Manifest, serve: Option<&Serve>) -> Vec<S
     let command = filled(&command);
     let mut commands = vec![command.clone()];
     let draft = pick(&serve.packed_draft).or_else(|| serve.draft.clone());
-    if let Some(draft) = draft.filter(|_| manifest.shards.iter().any(|s| s.part == "mtp")) {
+    let there = |draft: &String| !draft.is_empty() && manifest.shards.iter().any(|s| s.part == "mtp");
+    if let Some(draft) = draft.filter(there) {
         commands.push(format!("{command} {}", filled(&draft)));
     }
     commands

@@ -8,8 +8,12 @@
 //! and     = compare ("and" compare)*    default = sum ("??" sum)*
 //! sum     = product (("+" | "-") product)*
 //! product = unary (("*" | "/") unary)*  unary   = "not" unary | atom
-//! atom    = number | 'text' | name | tensor('name') | if(or, or, or) | nonzero(or) | at(or, or) | "true" | "false" | "null" | "omit" | "(" or ")"
+//! atom    = number | 'text' | name | tensor('name') | if(or, or, or) | nonzero(or) | at(or, or) | layers('name', or, or)
+//!         | trimmed('name') | "true" | "false" | "null" | "omit" | "(" or ")"
 //! ```
+//!
+//! `layers` is a list with a value for each layer of the trunk: the first where the array (or the one value for all)
+//! holds there, else the second; of a tensor's name with `{L}`, where the layer has it. `trimmed` is an array without the zeros at its end.
 
 use crate::error::{Error, Result};
 use serde_json::Value;
@@ -29,6 +33,15 @@ pub(super) enum Outcome {
 pub(super) trait Names {
     /// The value of `name`; `None` when the model has none.
     fn value(&self, name: &str) -> Result<Option<Value>>;
+    /// The values of an array; `layers`: cut to the layers of the trunk, or one value for each of them. `None` when the
+    /// model has none.
+    fn list(&self, name: &str, layers: bool) -> Result<Option<Vec<Value>>> {
+        // A tensor's name is no key.
+        if layers && name.contains("{L}") {
+            return Ok(None);
+        }
+        self.value(name).map(|value| value.map(|value| vec![value]))
+    }
     /// Whether the model has a tensor of this name; `{L}` in it stands for any layer.
     fn has_tensor(&self, name: &str) -> bool;
 }
@@ -256,6 +269,35 @@ impl Parser<'_> {
                 let otherwise = self.or()?;
                 self.expect(")")?;
                 if holds(&condition) { then } else { otherwise }
+            }
+            "layers" if self.take("(") => {
+                if !self.take("'") {
+                    return Err(self.wrong("a key in quotes"));
+                }
+                let name = self.quoted()?;
+                self.expect(",")?;
+                let then = self.or()?;
+                self.expect(",")?;
+                let otherwise = self.or()?;
+                self.expect(")")?;
+                let (Outcome::Is(then), Outcome::Is(otherwise)) = (then, otherwise) else {
+                    return Ok(Outcome::Absent);
+                };
+                let of = |value| if holds(&Outcome::Is(value)) { then.clone() } else { otherwise.clone() };
+                let list = self.names.list(&name, true)?;
+                list.map_or(Outcome::Absent, |values| Outcome::Is(values.into_iter().map(of).collect()))
+            }
+            "trimmed" if self.take("(") => {
+                if !self.take("'") {
+                    return Err(self.wrong("a key in quotes"));
+                }
+                let name = self.quoted()?;
+                self.expect(")")?;
+                let Some(mut values) = self.names.list(&name, false)? else { return Ok(Outcome::Absent) };
+                while values.last().is_some_and(|v| v.as_f64() == Some(0.0)) {
+                    values.pop();
+                }
+                Outcome::Is(values.into())
             }
             // llama.cpp takes many keys with the value 0 for absent ones.
             "nonzero" if self.take("(") => {

@@ -10,6 +10,9 @@ use crate::indexer;
 use serde_json::Value;
 use std::cell::{Cell, OnceCell, RefCell};
 
+/// More layers are a damaged file.
+const MAX_LAYERS: u64 = 1 << 16;
+
 /// The names an architecture's expressions may use.
 pub(super) struct Facts<'a> {
     gguf: &'a Gguf,
@@ -158,6 +161,43 @@ impl Names for Facts<'_> {
             self.absent.borrow_mut().push(name.to_owned());
         }
         Ok(value)
+    }
+
+    fn list(&self, name: &str, layers: bool) -> Result<Option<Vec<Value>>> {
+        let key = format!("{}.{name}", self.architecture);
+        let count = |name| Ok::<_, Error>(self.layers_of(name)?.unwrap_or(0));
+        let (all, mtp) = (count("block_count")?, count("nextn_predict_layers")?);
+        let trunk = all.saturating_sub(mtp);
+        if name.contains("{L}") {
+            let there = |layer: u64| self.has_tensor(&name.replace("{L}", &layer.to_string()));
+            return Ok(Some((0..trunk.min(MAX_LAYERS)).map(|layer| there(layer).into()).collect()));
+        }
+        let Some(value) = self.gguf.metadata().get(&key) else {
+            self.absent.borrow_mut().push(key);
+            return Ok(None);
+        };
+        let nested = || Error::source(&key, "nested arrays, expected a value");
+        let mut values: Vec<Value> = match value {
+            gguf::Value::Array(array) => {
+                array.iter().map(|v| single(&v)).collect::<Option<_>>().ok_or_else(nested)?
+            }
+            value => vec![single(value).ok_or_else(nested)?],
+        };
+        if layers {
+            match values.len() as u64 {
+                n if n == trunk || n == all => values.truncate(trunk as usize),
+                1 if trunk <= MAX_LAYERS => values = vec![values[0].clone(); trunk as usize],
+                n => {
+                    return Err(Error::source(
+                        key,
+                        format!(
+                            "{n} values, expected {trunk} or {all}, one for each layer: convert to GGUF again"
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(Some(values))
     }
 
     fn has_tensor(&self, name: &str) -> bool {

@@ -293,7 +293,12 @@ fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&
             format!("{} {:?} packed for a logical shape {logical:?}", t.dtype, t.shape)
         })?;
     }
-    let mut layers = layer(&t.name).into_iter().collect::<Vec<_>>();
+    // A draft may count its layers from 0, and an ordinary checkpoint calls those `mtp`.
+    let counted = |name: &str| {
+        let draft = s.part == "mtp" && name == t.name || name.starts_with("mtp.");
+        layer(name).map(|l| if draft && l < m.model.layers { l + m.model.layers } else { l })
+    };
+    let mut layers = counted(&t.name).into_iter().collect::<Vec<_>>();
     let stacked = t.members.iter().any(|member| member.hf.contains("{E}"));
     let mut end = 0;
     let mut quantised = false;
@@ -310,7 +315,7 @@ fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&
         expect(member.hf.contains("{E}") == stacked, || {
             named("of a stack and of one tensor, {E} standing for every expert".into())
         })?;
-        layers.extend(layer(&member.hf));
+        layers.extend(counted(&member.hf));
         layers.extend(member.from.iter().filter_map(|name| layer(name)));
         let row_bytes =
             t.logical.as_ref().map(|l| packed_row(&types, l[l.len() - 1])).transpose().map_err(named)?;

@@ -169,6 +169,44 @@ pub struct TensorRule {
     pub group: Option<String>,
     /// Symbol with the number of heads, for `unpermute` and `mla_kv_b`.
     pub heads: Option<String>,
+    /// For `rows`: the runs of stored rows in the Hugging Face tensor's order; all of the first tensor's when empty.
+    #[serde(default)]
+    pub rows: Vec<Run>,
+    /// For `rows`: each run is cut in so many equal parts, and the Hugging Face tensor has the first part of every
+    /// run, then the second, and so on.
+    pub groups: Option<String>,
+    /// For `rows`: columns are swapped in blocks, as [`Run::swap`] says of rows.
+    #[serde(default)]
+    pub columns: Vec<String>,
+    /// What is done to every value.
+    pub values: Option<Values>,
+    /// The Hugging Face tensor has a dimension of 1 between its rows and columns.
+    #[serde(default)]
+    pub unsqueeze: bool,
+}
+
+/// A run of stored rows.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Which of the rule's GGUF tensors.
+    #[serde(default)]
+    pub of: usize,
+    /// `first..end`, expressions over symbols and `rows`, the tensor's own number; all rows when absent.
+    pub take: Option<String>,
+    /// Three numbers `[a, b, n]`: stored are `a` times `b` blocks of `n` rows, the Hugging Face tensor has `b` times `a`.
+    #[serde(default)]
+    pub swap: Vec<String>,
+}
+
+/// What is done to every value of a tensor, in f32.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Values {
+    /// A constant is added.
+    Add(f32),
+    /// The logarithm of the negative: undoes `-exp(x)`.
+    LogNegative,
 }
 
 /// How the values of GGUF tensors become those of Hugging Face tensors.
@@ -186,6 +224,8 @@ pub enum Via {
     Experts,
     /// One stacked tensor of gate and up rows to two tensors per expert.
     ExpertsGateUp,
+    /// Runs of rows of one tensor or several in another order (`rows`, `groups`, `columns`).
+    Rows,
     /// A vector of zeros, as long as the GGUF tensor has rows: a bias that the class declares and the
     /// file lacks, which computes the same.
     Zeros,
@@ -208,6 +248,7 @@ impl TensorRule {
             Via::Copy | Via::Unpermute | Via::Experts | Via::Zeros => (1, 1),
             Via::MlaKvB => (2, 1),
             Via::ExpertsGateUp => (1, 2),
+            Via::Rows => (self.from.len().max(1), 1),
         };
         if counts != expected {
             return Err(format!(
@@ -221,9 +262,32 @@ impl TensorRule {
         if matches!(self.via, Via::Unpermute | Via::MlaKvB) && self.heads.is_none() {
             return Err("via needs heads = \"symbol\"".into());
         }
+        if self.via != Via::Rows
+            && !(self.rows.is_empty() && self.columns.is_empty() && self.groups.is_none())
+        {
+            return Err("rows, groups and columns are for via = \"rows\"".into());
+        }
+        if (self.values.is_some() || self.unsqueeze) && !matches!(self.via, Via::Copy | Via::Rows) {
+            return Err("values and unsqueeze are for via = \"copy\" and \"rows\"".into());
+        }
+        if !self.columns.is_empty() && self.from.len() > 1
+            || self.rows.iter().any(|run| run.of >= self.from.len())
+            || self.rows.iter().map(|run| &run.swap).chain([&self.columns]).any(|s| !matches!(s.len(), 0 | 3))
+        {
+            return Err(
+                "a run is of one of the from names, a swap has three numbers, columns are of one tensor"
+                    .into(),
+            );
+        }
+        if matches!(self.values, Some(Values::Add(x)) if !x.is_finite()) {
+            return Err("values = { add = … } is no number".into());
+        }
         let layered = self.from.iter().chain(&self.to).map(|n| n.contains("{L}"));
         let stacked = matches!(self.via, Via::Experts | Via::ExpertsGateUp);
-        if layered.clone().any(|l| l) != layered.clone().all(|l| l)
+        // The MTP block is one, and its tensors may have no number.
+        let one =
+            self.layers.as_deref() == Some("trunk..blocks") && self.from.iter().all(|n| n.contains("{L}"));
+        if !one && layered.clone().any(|l| l) != layered.clone().all(|l| l)
             || stacked && !self.to.iter().all(|t| t.contains("{E}"))
         {
             return Err("{L} and {E} must stand on both sides".into());

@@ -70,6 +70,11 @@ impl Engine {
         if let Some(form) = self.method.iter().flat_map(|m| &m.forms).find(|form| !form.is_sound()) {
             return Err(format!("method.form: {form}, expected 2 to 8 bits in groups of 16, 32, 64 or 128"));
         }
+        let constants = self.constants.iter().flat_map(|rule| &rule.to);
+        let mut names = self.params.iter().map(|rule| &rule.to).chain(constants);
+        if let Some(to) = names.find(|to| self.block.is_empty() && to.contains("{B}")) {
+            return Err(format!("block is missing, which {{B}} of {to:?} stands for"));
+        }
         for rule in &self.params {
             let stacked = rule.join.iter().any(|j| j.contains("{E}"));
             if self.shared_experts.is_some() && stacked && rule.fused.len() != rule.join.len() {
@@ -190,7 +195,7 @@ pub struct Serve {
     /// Added where they are not, if the engine could.
     #[serde(default)]
     pub separate: String,
-    /// Added to serve with the multi-token-prediction draft, where no weight is packed.
+    /// Added to serve with the multi-token-prediction draft, where no weight is packed; an empty text: the engine cannot.
     pub draft: Option<String>,
     /// Added to the model's command to serve it with a draft that has this directory to itself.
     pub draft_alone: Option<String>,
@@ -204,7 +209,8 @@ pub struct Serve {
 pub struct ParamRule {
     /// Its name. `{L}`: the layer; `{B}`: the block's prefix; `*` (alone): each tensor by its own name.
     pub to: String,
-    /// Hugging Face tensors in order; `a|b` takes the first that exists; `{E}`: stacked over experts.
+    /// Hugging Face tensors in order; `a|b` takes the first that exists; `{E}`: stacked over experts; `a[first..end]`:
+    /// some rows of it, expressions over the architecture's symbols and `rows`, the tensor's own number.
     #[serde(default)]
     pub join: Vec<String>,
     /// With shared experts fused, what follows the last expert of each member's stack.
@@ -220,6 +226,10 @@ pub struct ParamRule {
     /// How it is cut; one for all members, or one each.
     #[serde(default, deserialize_with = "one_or_many")]
     pub cut: Vec<Cut>,
+    /// The symbol with the number of heads, where a cut goes by other heads than `heads` and `kv_heads`; one for all
+    /// members, or one each.
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub heads: Vec<String>,
     /// The engine declares it without quantisation; the text says why.
     pub float: Option<String>,
     /// `f32`: its dtype whatever the model's.
@@ -285,6 +295,8 @@ pub enum Part {
 pub struct ConstantRule {
     /// Its names, with `{B}`.
     pub to: Vec<String>,
+    /// Only in layers that have this Hugging Face tensor.
+    pub with: Option<String>,
     /// Its value, stored as f32.
     pub value: f32,
 }
@@ -298,8 +310,10 @@ impl ParamRule {
         if self.to != "*" && self.join.is_empty() {
             return Err("join is empty".into());
         }
-        if self.cut.len() > 1 && self.cut.len() != self.join.len() {
-            return Err(format!("{} cuts for {} members", self.cut.len(), self.join.len()));
+        for (what, n) in [("cuts", self.cut.len()), ("heads", self.heads.len())] {
+            if n > 1 && n != self.join.len() {
+                return Err(format!("{n} {what} for {} members", self.join.len()));
+            }
         }
         let stacked = self.join.iter().filter(|j| j.contains("{E}")).count();
         if stacked != 0 && stacked != self.join.len() {

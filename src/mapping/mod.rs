@@ -8,7 +8,7 @@ mod arch;
 mod engine;
 pub(crate) mod tables;
 
-pub use arch::{Arch, DropRule, EngineChoice, Group, Schedule, SymbolSource, TensorRule, Via};
+pub use arch::{Arch, DropRule, EngineChoice, Group, Run, Schedule, SymbolSource, TensorRule, Values, Via};
 pub use engine::{
     ConstantRule, Cut, Engine, Files, FusedShared, Method, MethodName, Packed, ParamRule, Part, Serve, Stage,
 };

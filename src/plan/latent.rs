@@ -28,8 +28,8 @@ pub(super) fn kv_b(
     let views = (0..heads).flat_map(|head| {
         let ((matrix, first), (v_matrix, row)) = (place(tk, head, lora), place(tv, head, vd));
         [
-            View { tensor: k, matrix, order: Order::Transposed, rows: 0..nope, cols: first..first + lora },
-            View { tensor: v, matrix: v_matrix, order: Order::Rows, rows: row..row + vd, cols: 0..lora },
+            View { order: Order::Transposed, ..View::of(k, matrix, 0..nope, first..first + lora) },
+            View::of(v, v_matrix, row..row + vd, 0..lora),
         ]
     });
     Ok((views.collect(), vec![heads * (nope + vd), lora]))

@@ -7,6 +7,7 @@ mod latent;
 pub mod params;
 pub mod recode;
 mod report;
+mod rows;
 pub mod shard;
 pub mod symbols;
 pub mod tensors;

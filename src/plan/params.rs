@@ -3,7 +3,8 @@
 //! Nothing here depends on a rank's number; [`super::shard`] cuts the result for each.
 
 use super::recode::Recoding;
-use super::tensors::{HfTensor, Model, Order};
+use super::rows::{lost, segment, taken};
+use super::tensors::{HfTensor, Model, Order, Swap};
 use crate::cut;
 use crate::error::{Error, Result};
 use crate::forms;
@@ -52,12 +53,16 @@ pub struct Member {
     pub cut: Cut,
     /// Heads the cut must respect, when it goes by heads.
     pub heads: u64,
-    /// Rows of each tensor.
+    /// The first row of each tensor that it takes.
+    pub first: u64,
+    /// Rows that it takes of each tensor.
     pub rows: u64,
     /// Columns of each tensor.
     pub cols: u64,
     /// 1-D in Hugging Face terms.
     pub vector: bool,
+    /// With a dimension of 1 between rows and columns.
+    pub unsqueeze: bool,
     /// ggml type of the first tensor; f32 of a tensor of zeros.
     pub ty: &'static GgmlType,
 }
@@ -190,8 +195,8 @@ impl Builder<'_> {
     fn rule(&mut self, rule: &ParamRule) {
         let symbols = &self.model.symbols;
         let layers: Vec<Option<u64>> = match rule.join.iter().any(|j| j.contains("{L}")) {
+            _ if rule.part == Some(Part::Mtp) => (symbols.trunk..symbols.blocks).map(Some).collect(),
             false => vec![None],
-            true if rule.part == Some(Part::Mtp) => (symbols.trunk..symbols.blocks).map(Some).collect(),
             true => (0..symbols.blocks).map(Some).collect(),
         };
         for layer in layers {
@@ -209,7 +214,10 @@ impl Builder<'_> {
             let names: Vec<Option<String>> = rule
                 .join
                 .iter()
-                .map(|j| at(j).split('|').find(|n| exists(&n.replace("{E}", "0"))).map(str::to_owned))
+                .map(|j| {
+                    let there = |n: &&str| exists(&segment(n).0.replace("{E}", "0"));
+                    at(j).split('|').find(there).map(str::to_owned)
+                })
                 .collect();
             if names[0].is_none() {
                 continue;
@@ -218,7 +226,7 @@ impl Builder<'_> {
                 rule.join.iter().zip(&names).filter(|(_, n)| n.is_none()).map(|(j, _)| at(j)).collect();
             if !missing.is_empty() {
                 let to = at(&rule.to).replace("{B}", &at(&self.engine.block));
-                let made = |name: &str| name.split('|').any(|n| self.model.made.contains(n));
+                let made = |name: &str| name.split('|').any(|n| self.model.made.contains(segment(n).0));
                 let strange: Vec<&str> = rule.join.iter().map(String::as_str).filter(|j| !made(j)).collect();
                 self.problems.push(if strange.is_empty() {
                     let missing = missing.join(", ");
@@ -255,7 +263,7 @@ impl Builder<'_> {
     }
 
     fn use_names<'n>(&mut self, names: impl Iterator<Item = &'n String>) {
-        for name in names {
+        for name in names.map(|name| segment(name).0) {
             for e in 0..if name.contains("{E}") { self.model.symbols.experts } else { 1 } {
                 if let Some(&i) = self.model.index.get(&name.replace("{E}", &e.to_string())) {
                     self.used[i] = true;
@@ -283,9 +291,20 @@ impl Builder<'_> {
         let block = if mtp { &self.engine.mtp_block } else { &self.engine.block };
         let at = |name: &str| {
             let name = name.replace("{B}", block);
-            name.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default())
+            let name = name.replace("{L}", &layer.map(|l| l.to_string()).unwrap_or_default());
+            name.replace("{M}", &layer.and_then(|l| l.checked_sub(symbols.trunk)).unwrap_or(0).to_string())
         };
-        let to = if rule.to == "*" { names[0].clone() } else { at(&rule.to) };
+        let to = match (rule.to.as_str(), layer) {
+            // An ordinary checkpoint may call the layers of the MTP block otherwise.
+            ("*", Some(layer)) if mtp && !self.engine.mtp_block.is_empty() => {
+                match names[0].strip_prefix(&format!("model.layers.{layer}.")) {
+                    Some(rest) => format!("{}.{rest}", at("{B}")),
+                    None => names[0].clone(),
+                }
+            }
+            ("*", _) => names[0].clone(),
+            (to, _) => at(to),
+        };
         let stacked = names[0].contains("{E}");
         let mut members = Vec::new();
         for (i, name) in names.iter().enumerate() {
@@ -293,6 +312,13 @@ impl Builder<'_> {
                 Ok(member) => members.push(member),
                 Err(problem) => return self.problems.push(problem),
             }
+        }
+        if rule.to == "*" {
+            // In the checkpoint that is its name.
+            members.iter_mut().for_each(|m| m.name.clone_from(&to));
+        }
+        if let Some(detail) = lost(self.model, &members) {
+            return self.problems.push(Error::mapping(to, detail));
         }
         let widths: Vec<_> = members.iter().map(|m| m.cols).collect();
         if widths.iter().any(|w| *w != widths[0])
@@ -343,6 +369,7 @@ impl Builder<'_> {
     ) -> Result<Member> {
         let symbols = &self.model.symbols;
         let count = if stacked { symbols.experts } else { 1 };
+        let (name, rows) = segment(name);
         let mut tensors = Vec::new();
         for e in 0..count {
             let name = name.replace("{E}", &e.to_string());
@@ -381,17 +408,21 @@ impl Builder<'_> {
                 format!("shape {:?}, expected {:?} as {}", other.shape, first.shape, first.name),
             ));
         }
+        let rows = taken(symbols, layer, &first.name, rows, first.rows())?;
         let cut = rule.cut_of(i);
         // Whole experts per rank: the cut inside an expert falls away.
         let cut = if stacked && self.policy.ep { Cut::Whole } else { cut };
-        let symbol = if cut == Cut::KvHeads { "kv_heads" } else { "heads" };
+        let usual = if cut == Cut::KvHeads { "kv_heads" } else { "heads" };
+        let symbol = rule.heads.get(i).or(rule.heads.first()).map_or(usual, String::as_str);
         Ok(Member {
             name: name.to_owned(),
             cut,
             heads: symbols.get(symbol, layer.unwrap_or(0)),
-            rows: first.rows(),
+            first: rows.start,
+            rows: rows.end - rows.start,
             cols: first.cols(),
             vector: first.shape.len() == 1,
+            unsqueeze: first.unsqueeze,
             ty: first.views.first().map_or(&TYPES[0], |v| self.gguf.tensors()[v.tensor].ty),
             tensors,
         })
@@ -406,7 +437,7 @@ impl Builder<'_> {
             (None, Weights::Keep | Weights::Bf16 | Weights::Fast) => Float::Bf16,
         };
         let mut types: BTreeMap<u32, &'static GgmlType> = BTreeMap::new();
-        let mut transposed = false;
+        let mut moved = None;
         for view in param.members.iter().flat_map(|m| &m.tensors).flat_map(|t| &self.model.tensors[*t].views)
         {
             let tensor = &self.gguf.tensors()[view.tensor];
@@ -417,7 +448,15 @@ impl Builder<'_> {
                 ));
             }
             types.insert(tensor.ty.id, tensor.ty);
-            transposed |= view.order == Order::Transposed;
+            let inside = |swap: &Swap| !swap.size.is_multiple_of(tensor.ty.block);
+            moved = moved.or(match () {
+                () if view.order == Order::Transposed => Some("it is stored transposed"),
+                () if view.values.is_some() => Some("its values are changed"),
+                () if view.columns.as_ref().is_some_and(inside) => {
+                    Some("its columns are swapped inside a block")
+                }
+                () => None,
+            });
         }
         let quantised = types.values().filter(|t| t.is_quantised()).count();
         if quantised == 0 {
@@ -444,8 +483,8 @@ impl Builder<'_> {
         if let Some(why) = &rule.float {
             return decode(why.clone());
         }
-        if transposed {
-            return decode("it is stored transposed".into());
+        if let Some(why) = moved {
+            return decode(why.into());
         }
         if !unknown.is_empty() {
             return decode(format!("{} has no kernel for {}", self.engine.engine, unknown.join(", ")));

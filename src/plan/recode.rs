@@ -215,6 +215,9 @@ impl Group<'_> {
         if views().any(|v| v.order == Order::Transposed) {
             return Err("it is stored transposed".into());
         }
+        if views().any(|v| v.values.is_some() || v.columns.is_some()) {
+            return Err("its values are changed, or its columns swapped".into());
+        }
         let types = views().map(|v| errors.gguf.tensors()[v.tensor].ty);
         let types: BTreeMap<u32, _> = types.map(|ty| (ty.id, ty)).collect();
         let mut forms: Vec<Form> =

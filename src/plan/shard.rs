@@ -194,7 +194,7 @@ fn file_name(plan: &Plan, files: &Files, part: Part, pp: u64, tp: u64) -> Result
 /// Whether a parameter belongs to a pipeline stage.
 fn on_stage(plan: &Plan, param: &Param, pp: u64) -> bool {
     let last = pp + 1 == plan.policy.pp;
-    if param.unless_tied && plan.tied && last && pp == 0 {
+    if param.unless_tied && plan.tied && last && (pp == 0 || param.part == Part::Mtp) {
         return false;
     }
     match (param.stage, param.layer, param.part) {
@@ -217,10 +217,17 @@ fn constants(plan: &Plan, part: Part, pp: u64) -> Vec<TensorPlan> {
     };
     let mut tensors = Vec::new();
     for rule in &engine.constants {
-        for (layer, to) in layers.clone().flat_map(|l| rule.to.iter().map(move |to| (l, to))) {
+        let has = |layer: &u64| {
+            let with = rule.with.as_ref().map(|w| w.replace("{L}", &layer.to_string()));
+            with.is_none_or(|with| with.split('|').any(|name| plan.model.index.contains_key(name)))
+        };
+        for (layer, to) in layers.clone().filter(has).flat_map(|l| rule.to.iter().map(move |to| (l, to))) {
             let fill = Fill::Bytes(rule.value.to_le_bytes().to_vec());
             tensors.push(TensorPlan {
-                name: to.replace("{B}", block).replace("{L}", &layer.to_string()),
+                name: to
+                    .replace("{B}", block)
+                    .replace("{L}", &layer.to_string())
+                    .replace("{M}", &layer.saturating_sub(plan.model.symbols.trunk).to_string()),
                 dtype: "F32",
                 shape: vec![],
                 offset: 0,
@@ -341,7 +348,8 @@ impl Cutter<'_> {
         for e in experts.clone() {
             for (m, s) in &slices {
                 let tensor = &self.plan.model.tensors[m.tensors[e as usize]];
-                for view in restrict(&tensor.views, &s.rows, &s.cols) {
+                let rows = m.first + s.rows.start..m.first + s.rows.end;
+                for view in restrict(&tensor.views, &rows, &s.cols) {
                     let rows = view.rows.end - view.rows.start;
                     let fill = match param.form {
                         Form::Packed => Fill::Packed(view),
@@ -371,9 +379,11 @@ impl Cutter<'_> {
             rows += n;
         }
         let cols = slices.first().map_or(0, |(_, s)| s.cols.end - s.cols.start);
-        let shape = |last: u64| match (param.stacked, slices.iter().all(|(m, _)| m.vector)) {
+        let all = |what: fn(&super::params::Member) -> bool| slices.iter().all(|(m, _)| what(m));
+        let shape = |last: u64| match (param.stacked, all(|m| m.vector)) {
             (true, _) => vec![experts.end - experts.start, rows, last],
             (false, true) => vec![rows],
+            (false, false) if all(|m| m.unsqueeze) => vec![rows, 1, last],
             (false, false) => vec![rows, last],
         };
         let mut tensor = TensorPlan {
@@ -517,7 +527,7 @@ fn restrict(views: &[View], rows: &Range<u64>, cols: &Range<u64>) -> Vec<View> {
                 view.rows.start + a - first..view.rows.start + b - first,
                 view.cols.start + cols.start..view.cols.start + cols.end,
             );
-            out.push(View { tensor: view.tensor, matrix: view.matrix, order: view.order, rows, cols });
+            out.push(View { rows, cols, ..view.clone() });
         }
         first = end;
     }

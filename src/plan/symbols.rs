@@ -42,6 +42,7 @@ impl Symbols {
         for name in arch.symbols.keys().filter(|n| *n != "blocks") {
             symbols.read_one(arch, gguf, name, blocks)?;
         }
+        symbols.derive(arch, blocks)?;
         let (experts, dense) = (symbols.get("experts", 0), symbols.get("dense", 0));
         if mtp >= blocks || dense > blocks {
             return Err(Error::source(
@@ -72,6 +73,8 @@ impl Symbols {
         let Some(source) = arch.symbols.get(name) else { return Ok(None) };
         let (values, key) = match source {
             SymbolSource::Number(n) => (vec![*n], name.to_owned()),
+            // Once the others are read.
+            SymbolSource::Key(text) if text.starts_with('=') => return Ok(None),
             SymbolSource::Key(text) => {
                 let (key, fallback) = match text.split_once('?') {
                     Some((key, fallback)) => (key, Some(fallback)),
@@ -116,6 +119,87 @@ impl Symbols {
         match name {
             "trunk" => self.trunk,
             _ => self.values.get(name).map_or(0, |(v, _)| *v.get(layer as usize).or(v.last()).unwrap_or(&0)),
+        }
+    }
+
+    /// Symbols that are expressions over others.
+    fn derive(&mut self, arch: &Arch, layers: u64) -> Result<()> {
+        let mut left: Vec<(&String, &str)> = Vec::new();
+        for (name, source) in &arch.symbols {
+            if let SymbolSource::Key(text) = source
+                && let Some(text) = text.strip_prefix('=')
+            {
+                left.push((name, text));
+            }
+        }
+        while !left.is_empty() {
+            let before = left.len();
+            left.retain(|(name, text)| {
+                let values: Option<Vec<u64>> =
+                    (0..layers).map(|layer| self.evaluate(text, layer, None)).collect();
+                let Some(mut values) = values else { return true };
+                values.dedup();
+                // One value for all layers, or each its own.
+                if values.len() > 1 {
+                    values = (0..layers).filter_map(|layer| self.evaluate(text, layer, None)).collect();
+                }
+                self.values.insert((*name).clone(), (values, (*name).clone()));
+                false
+            });
+            if left.len() == before {
+                let (name, text) = left[0];
+                return Err(Error::mapping(
+                    format!("mappings/arch/{}.toml", arch.architecture),
+                    format!(
+                        "symbol {name} = \"={text}\": no whole number for this model, or an unknown symbol in it"
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The value of an expression over symbols in a layer: whole numbers and names, `*` and `/` before `+` and `-`, from
+    /// left to right. `rows`: what that name stands for. `None` where a name is unknown, a division is not exact, or a
+    /// value is below 0 or too large.
+    pub fn evaluate(&self, text: &str, layer: u64, rows: Option<u64>) -> Option<u64> {
+        let atom = |t: &str| match t.trim() {
+            "rows" if rows.is_some() => rows,
+            "trunk" => Some(self.trunk),
+            t if !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit()) => t.parse().ok(),
+            t => self.values.contains_key(t).then(|| self.get(t, layer)),
+        };
+        let product = |t: &str| {
+            let mut value = None;
+            let mut rest = t;
+            let mut operator = '*';
+            loop {
+                let end = rest.find(['*', '/']).unwrap_or(rest.len());
+                let right = atom(&rest[..end])?;
+                value = Some(match (value, operator) {
+                    (None, _) => right,
+                    (Some(left), '*') => u64::checked_mul(left, right)?,
+                    (Some(left), _) => left.checked_div(right).filter(|q| q * right == left)?,
+                });
+                let Some(next) = rest[end..].chars().next() else { return value };
+                operator = next;
+                rest = &rest[end + 1..];
+            }
+        };
+        let mut value = None;
+        let mut rest = text;
+        let mut operator = '+';
+        loop {
+            let end = rest.find(['+', '-']).unwrap_or(rest.len());
+            let right = product(&rest[..end])?;
+            value = Some(match (value, operator) {
+                (None, _) => right,
+                (Some(left), '+') => u64::checked_add(left, right)?,
+                (Some(left), _) => left.checked_sub(right)?,
+            });
+            let Some(next) = rest[end..].chars().next() else { return value };
+            operator = next;
+            rest = &rest[end + 1..];
         }
     }
 

@@ -1,10 +1,11 @@
 //! GGUF tensors to Hugging Face tensors: where every row of each comes from.
 
-use super::latent;
 use super::symbols::Symbols;
+use super::{latent, rows};
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Tensor};
 use crate::indexer;
+pub use crate::mapping::Values;
 use crate::mapping::{Arch, TensorRule, Via};
 use crate::policy::{Keep, Mtp, Policy};
 use std::collections::{BTreeSet, HashMap};
@@ -23,6 +24,35 @@ pub struct View {
     pub rows: Range<u64>,
     /// First logical column and one past the last.
     pub cols: Range<u64>,
+    /// How logical columns lie in the matrix; as stored when absent.
+    pub columns: Option<Swap>,
+    /// What is done to every value.
+    pub values: Option<Values>,
+}
+
+impl View {
+    /// Rows and columns of a matrix as they are stored.
+    pub fn of(tensor: usize, matrix: u64, rows: Range<u64>, cols: Range<u64>) -> View {
+        View { tensor, matrix, order: Order::Rows, rows, cols, columns: None, values: None }
+    }
+}
+
+/// Blocks of `size` rows or columns: stored are `outer` times `inner` of them, logical are `inner` times `outer`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Swap {
+    pub outer: u64,
+    pub inner: u64,
+    pub size: u64,
+}
+
+impl Swap {
+    /// Where logical row or column `at` is stored.
+    pub fn stored(&self, at: u64) -> u64 {
+        let (block, rest) = (at / self.size, at % self.size);
+        let (inner, outer) = (block / self.outer, block % self.outer);
+        (outer * self.inner + inner) * self.size + rest
+    }
 }
 
 /// How the logical rows of a [`View`] lie in the matrix.
@@ -45,6 +75,8 @@ pub struct HfTensor {
     pub layer: Option<u64>,
     /// Its shape, 1-D or 2-D.
     pub shape: Vec<u64>,
+    /// It has a dimension of 1 between its rows and columns.
+    pub unsqueeze: bool,
     /// Its rows in order; none for a tensor of zeros.
     pub views: Vec<View>,
 }
@@ -426,7 +458,8 @@ impl<'a> Resolver<'a> {
             .collect();
         let mut tensors = Vec::new();
         let mut add = |name: String, shape: Vec<u64>, views: Vec<View>| {
-            tensors.push(HfTensor { name, layer: use_.layer, shape, views });
+            let views = views.into_iter().map(|view| View { values: rule.values, ..view }).collect();
+            tensors.push(HfTensor { name, layer: use_.layer, shape, unsqueeze: rule.unsqueeze, views });
         };
         match rule.via {
             Via::Copy | Via::Unpermute => {
@@ -440,7 +473,7 @@ impl<'a> Resolver<'a> {
                         _ => Order::Rows,
                     };
                     let cols = shape.get(1).copied().unwrap_or(1);
-                    let view = View { tensor, matrix: 0, order, rows: 0..shape[0], cols: 0..cols };
+                    let view = View { order, ..View::of(tensor, 0, 0..shape[0], 0..cols) };
                     add(to[0].replace("{E}", &e.to_string()), shape, vec![view]);
                 }
             }
@@ -469,16 +502,14 @@ impl<'a> Resolver<'a> {
                 for e in 0..experts {
                     for (part, to) in to.iter().enumerate() {
                         let first = part as u64 * rows;
-                        let view = View {
-                            tensor,
-                            matrix: e,
-                            order: Order::Rows,
-                            rows: first..first + rows,
-                            cols: 0..cols,
-                        };
+                        let view = View::of(tensor, e, first..first + rows, 0..cols);
                         add(to.replace("{E}", &e.to_string()), vec![rows, cols], vec![view]);
                     }
                 }
+            }
+            Via::Rows => {
+                let (views, shape) = rows::rows(self.gguf, &self.model.symbols, rule, &sources, use_.layer)?;
+                add(to[0].clone(), shape, views);
             }
             Via::Zeros => {
                 let shape = matrix_shape(&self.gguf.tensors()[sources[0]])?;
@@ -521,7 +552,7 @@ impl<'a> Resolver<'a> {
 }
 
 /// The Hugging Face shape of a GGUF vector or matrix (trailing dimensions of 1 are llama.cpp's padding).
-fn matrix_shape(t: &Tensor) -> Result<Vec<u64>> {
+pub(super) fn matrix_shape(t: &Tensor) -> Result<Vec<u64>> {
     let mut ne = t.ne.clone();
     while ne.len() > 2 && ne.last() == Some(&1) {
         ne.pop();
