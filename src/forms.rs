@@ -1,10 +1,10 @@
-//! Forms of packed weights that engines compute with on tensor cores: integer codes, and a scale for each
-//! group of columns: `scale × (code − middle)`, with the middle of the codes.
+//! Forms of packed weights that engines compute with on tensor cores: integer codes, a scale for each group of
+//! columns and, in some, a zero point: `scale × (code − zero)`. Without zero points, zero is the middle of the codes.
 //!
 //! A ggml block becomes its part of each tensor of a form by itself: so many bytes of codes and of scales, in
 //! the order of the columns. Where the type is integer codes ([`crate::quant::codes`]) that the form holds, the
-//! codes are moved, and the scales rounded once to the dtype of the model: nothing else is lost. Anything else
-//! is rounded anew to the codes of the form, by the best of several steps, the type's own divided by whole
+//! codes are moved, and scales and zero points rounded once to the dtype of the model: nothing else is lost. Anything
+//! else is rounded anew to the codes of the form, by the best of several steps, the type's own divided by whole
 //! numbers among them: most of its values are then codes, and eight bits lose less than rounding to the
 //! largest code would.
 
@@ -20,11 +20,15 @@ pub struct Form {
     pub bits: u32,
     /// Columns that share a scale: 16, 32, 64 or 128.
     pub group: u64,
+    /// Whether each group has a zero point, of the scales' dtype. Such a form holds moved codes alone.
+    #[serde(default)]
+    pub zero_point: bool,
 }
 
 impl std::fmt::Display for Form {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "int{} in groups of {}", self.bits, self.group)
+        let zero_points = if self.zero_point { " with zero points" } else { "" };
+        write!(f, "int{} in groups of {}{zero_points}", self.bits, self.group)
     }
 }
 
@@ -35,6 +39,8 @@ pub enum Piece {
     Codes,
     /// The scales: `[rows, columns / group]`.
     Scales,
+    /// The zero points, as the scales.
+    ZeroPoints,
 }
 
 /// Steps that are tried for a group that is rounded anew.
@@ -46,29 +52,28 @@ impl Form {
         (2..=8).contains(&self.bits) && matches!(self.group, 16 | 32 | 64 | 128)
     }
 
-    /// Bits of a weight, scales of 16 bits included.
+    /// Bits of a weight, scales and zero points of 16 bits included.
     pub fn bits_per_weight(&self) -> f64 {
-        f64::from(self.bits) + 16.0 / self.group as f64
+        f64::from(self.bits) + if self.zero_point { 32.0 } else { 16.0 } / self.group as f64
     }
 
     /// Whether a type's blocks can be written in it.
     pub fn takes(&self, ty: &GgmlType) -> bool {
-        ty.is_quantised() && ty.block.is_multiple_of(self.group) && ty.block as usize <= LARGEST
+        let fits = ty.is_quantised() && ty.block.is_multiple_of(self.group) && ty.block as usize <= LARGEST;
+        fits && (!self.zero_point || self.moves(ty).is_some())
     }
 
     /// How a type stands for its elements, where its codes can be moved.
-    fn moves(&self, ty: &GgmlType) -> Option<(&'static Integers, u8)> {
-        let from = ty.integers()?;
-        let middle =
-            from.middle.filter(|_| self.bits >= from.bits && from.group.is_multiple_of(self.group))?;
-        Some((from, middle))
+    fn moves(&self, ty: &GgmlType) -> Option<&'static Integers> {
+        let fits = |from: &&Integers| self.bits >= from.bits && from.group.is_multiple_of(self.group);
+        ty.integers().filter(fits).filter(|from| self.zero_point || from.middle.is_some())
     }
 
     /// Bytes that a block of a type becomes in one of the tensors, scales of 16 bits.
     pub fn block_bytes(&self, piece: Piece, ty: &GgmlType) -> u64 {
         match piece {
             Piece::Codes => ty.block * u64::from(self.bits) / 8,
-            Piece::Scales => ty.block / self.group * 2,
+            Piece::Scales | Piece::ZeroPoints => ty.block / self.group * 2,
         }
     }
 
@@ -81,11 +86,8 @@ impl Form {
         let groups = self.groups(ty, block, float);
         match piece {
             Piece::Codes => pack(&groups.codes, self.bits, out),
-            Piece::Scales => {
-                for (scale, out) in groups.scales.iter().zip(out.as_chunks_mut::<2>().0) {
-                    *out = scale.to_le_bytes();
-                }
-            }
+            Piece::Scales => put(&groups.scales, out),
+            Piece::ZeroPoints => put(&groups.zeros, out),
         }
     }
 
@@ -95,12 +97,12 @@ impl Form {
     /// As [`Form::encode`].
     pub fn error(&self, ty: &GgmlType, block: &[u8], float: Float) -> (f64, f64) {
         let groups = self.groups(ty, block, float);
-        let middle = f64::from(self.middle());
+        let widen = |bits: u16| f64::from(round::widen(bits, float));
         let (mut wrong, mut all) = (0.0, 0.0);
         for (i, exact) in decode(ty, block)[..ty.block as usize].iter().enumerate() {
-            let scale = f64::from(round::widen(groups.scales[i / self.group as usize], float));
-            let exact = f64::from(*exact);
-            wrong += (scale * (f64::from(groups.codes[i]) - middle) - exact).powi(2);
+            let (g, exact) = (i / self.group as usize, f64::from(*exact));
+            let zero = if self.zero_point { widen(groups.zeros[g]) } else { f64::from(self.middle()) };
+            wrong += (widen(groups.scales[g]) * (f64::from(groups.codes[i]) - zero) - exact).powi(2);
             all += exact.powi(2);
         }
         (wrong, all)
@@ -115,17 +117,9 @@ impl Form {
         assert!(self.takes(ty) && float.size() == 2 && block.len() as u64 == ty.bytes);
         let mut read = Block::default();
         match (self.moves(ty), ty.integers()) {
-            (Some((from, middle)), _) => {
+            (Some(from), _) => {
                 from.read(block, &mut read);
-                let mut out = Groups { codes: read.codes, scales: [0; GROUPS] };
-                // Both are offset binary, of unlike widths.
-                let shift = self.middle() - middle;
-                out.codes.iter_mut().for_each(|code| *code = code.wrapping_add(shift));
-                let split = (from.group / self.group) as usize;
-                for (g, scales) in out.scales.chunks_exact_mut(split).enumerate() {
-                    scales.fill(round::narrow(read.scales[g], float));
-                }
-                out
+                self.moved(from, &read, float)
             }
             (None, Some(from)) => {
                 from.read(block, &mut read);
@@ -143,6 +137,35 @@ impl Form {
         }
     }
 
+    /// Codes as they are, with scales and zero points in the dtype of the model.
+    fn moved(&self, from: &Integers, read: &Block, float: Float) -> Groups {
+        let mut out = Groups { codes: read.codes, ..Groups::new() };
+        if let Some(middle) = from.middle.filter(|_| !self.zero_point) {
+            // Both are offset binary, of unlike widths.
+            let shift = self.middle() - middle;
+            out.codes.iter_mut().for_each(|code| *code = code.wrapping_add(shift));
+        }
+        // Groups of the form in each group of the type.
+        let split = (from.group / self.group) as usize;
+        for g in 0..GROUPS / split {
+            let (mut scale, minimum) = (read.scales[g], read.minima[g]);
+            let mut zero = match from.middle {
+                Some(middle) => f32::from(middle),
+                None if minimum == 0.0 => 0.0,
+                None => minimum / scale,
+            };
+            if scale.is_finite() && !round::is_finite(round::narrow(zero, float), float) {
+                // The scale is nothing beside the minimum, which is then all of each element.
+                (scale, zero) = (minimum, 1.0);
+                let size = from.group as usize;
+                out.codes[g * size..(g + 1) * size].fill(0);
+            }
+            out.scales[g * split..(g + 1) * split].fill(round::narrow(scale, float));
+            out.zeros[g * split..(g + 1) * split].fill(round::narrow(zero, float));
+        }
+        out
+    }
+
     /// Values rounded to codes; `step` is that of the type for some elements, 0 where it has none.
     fn rounded(
         &self,
@@ -150,7 +173,7 @@ impl Form {
         step: impl Fn(std::ops::Range<usize>) -> f32,
         float: Float,
     ) -> Groups {
-        let mut out = Groups { codes: [self.middle(); LARGEST], scales: [0; GROUPS] };
+        let mut out = Groups { codes: [self.middle(); LARGEST], ..Groups::new() };
         let size = self.group as usize;
         let limits = Limits { most: f32::from(self.middle() - 1), least: -f32::from(self.middle()) };
         let groups = values.chunks_exact(size).zip(out.codes.chunks_exact_mut(size));
@@ -195,6 +218,13 @@ struct Groups {
     codes: [u8; LARGEST],
     /// As bits of the scales' dtype, for each group of the form.
     scales: [u16; GROUPS],
+    zeros: [u16; GROUPS],
+}
+
+impl Groups {
+    fn new() -> Groups {
+        Groups { codes: [0; LARGEST], scales: [0; GROUPS], zeros: [0; GROUPS] }
+    }
 }
 
 /// The largest and the least code, less the middle.
@@ -244,5 +274,11 @@ fn pack(codes: &[u8; LARGEST], bits: u32, out: &mut [u8]) {
     for (codes, out) in codes.as_chunks::<8>().0.iter().zip(out.chunks_exact_mut(bits)) {
         let word = codes.iter().rev().fold(0u64, |word, code| word << bits | u64::from(*code));
         out.copy_from_slice(&word.to_le_bytes()[..bits]);
+    }
+}
+
+fn put(values: &[u16; GROUPS], out: &mut [u8]) {
+    for (value, out) in values.iter().zip(out.as_chunks_mut::<2>().0) {
+        *out = value.to_le_bytes();
     }
 }

@@ -43,6 +43,11 @@ pub struct Policy {
     pub max_error: Option<u64>,
 }
 
+/// Whether a layout, or an engine table, of this name is an ordinary checkpoint: `hf`, or `hf-NAME`.
+pub fn is_ordinary(layout: &str) -> bool {
+    layout == "hf" || layout.starts_with("hf-")
+}
+
 /// [`Policy::max_error`] when none is given: two to three times what rounding to bf16 loses.
 pub const MAX_ERROR: u64 = 5000;
 

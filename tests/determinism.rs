@@ -162,6 +162,12 @@ fn a_leaf_may_begin_anywhere() {
             (0..40).map(|_| (numbers.next() as usize % (bytes - header) / 4 * 4).max(4)).collect();
         let bad = whole[header..].chunks_exact(2).enumerate().filter(|(_, b)| *b == [0x00, 0x7e]);
         cuts.extend(bad.map(|(i, _)| i * 2 / 4 * 4 + 64).take(20).filter(|at| *at < bytes - header));
+        if weights.recodes() {
+            // Of the damaged blocks' cuts too; each costs two encodings of the whole, slow without optimisation.
+            let damaged = cuts.split_off(40);
+            cuts.truncate(8);
+            cuts.extend(damaged.into_iter().take(4));
+        }
         for at in cuts {
             let shift = LEAF as usize - header - at;
             shard.header = vec![0; header + shift];

@@ -13,12 +13,16 @@ use preshard::policy::{Policy, Weights};
 use serde_json::Value;
 use support::models::{GLM, Gqa, LLAMA, QWEN3MOE, blocks};
 use support::{
-    Converted, How, Tensors, converted, converted_how, fixture, get, preshard, refused, snapshot, stderr,
-    stdout,
+    Converted, How, Stored, Tensors, converted, converted_how, fixture, get, preshard, refused, snapshot,
+    stderr, stdout,
 };
 
 fn fast(weights: Weights) -> Policy {
     Policy { layout: "hf".into(), weights, ..Policy::default() }
+}
+
+fn humming(weights: Weights) -> Policy {
+    Policy { layout: "hf-humming".into(), ..fast(weights) }
 }
 
 /// A type of the zoo: its blocks, and ggml's values of them.
@@ -62,28 +66,42 @@ fn float(dtype: &str, bits: u16) -> f64 {
     if sign == 1 { -size } else { size }
 }
 
-/// The matrix in `NAME.weight_packed`, `_scale` and `_shape`: codes of so many bits from the lowest bits of
-/// each word on, offset by half their range, times the scale of their group of columns.
-fn decoded(tensors: &Tensors, name: &str, bits: u64, group: u64) -> Vec<f64> {
-    let (packed, scale) =
-        (get(tensors, &format!("{name}.weight_packed")), get(tensors, &format!("{name}.weight_scale")));
-    let shape = get(tensors, &format!("{name}.weight_shape"));
-    assert_eq!((&*packed.dtype, &*shape.dtype, &shape.shape), ("I32", "I64", &vec![2]));
-    let numbers: Vec<u64> =
-        shape.bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect();
-    let [rows, cols] = numbers[..] else { panic!() };
-    assert_eq!(packed.shape, [rows, cols * bits / 32]);
-    assert_eq!(scale.shape, [rows, cols / group]);
+/// The floats of 16 bits in a tensor.
+fn floats(t: &Stored) -> Vec<f64> {
+    t.bytes.chunks_exact(2).map(|b| float(&t.dtype, u16::from_le_bytes([b[0], b[1]]))).collect()
+}
+
+/// A matrix of codes, each row a stream of so many bits from the lowest of each word on, times the scale of their
+/// group of columns, after the zero of the group is taken off: half of what the bits hold, or what `zeros` says.
+fn matrix(codes: &Stored, scales: &Stored, zeros: Option<&Stored>, bits: u64, group: u64) -> Vec<f64> {
+    assert_eq!(codes.dtype, "I32");
+    let (rows, words) = (codes.shape[0], codes.shape[1]);
+    let cols = words * 32 / bits;
+    assert_eq!(scales.shape, [rows, cols / group]);
+    let scales = floats(scales);
+    let zeros = zeros.map_or(vec![(1u64 << (bits - 1)) as f64; scales.len()], floats);
     let value = |i: u64| {
-        let at = i % cols * bits;
-        let word = (i / cols * (cols * bits / 32) + at / 32) as usize * 4;
-        let word = u32::from_le_bytes(packed.bytes[word..word + 4].try_into().unwrap());
-        let code = (word >> (at % 32)) as i64 & ((1 << bits) - 1);
-        let s = (i / group) as usize * 2;
-        let s = float(&scale.dtype, u16::from_le_bytes([scale.bytes[s], scale.bytes[s + 1]]));
-        s * (code - (1 << (bits - 1))) as f64
+        let bit = |n: u64| {
+            let at = i / cols * words * 32 + i % cols * bits + n;
+            u64::from(codes.bytes[(at / 8) as usize] >> (at % 8) & 1)
+        };
+        let code: u64 = (0..bits).map(|n| bit(n) << n).sum();
+        let g = (i / group) as usize;
+        scales[g] * (code as f64 - zeros[g])
     };
     (0..rows * cols).map(value).collect()
+}
+
+/// The matrix in `NAME.weight_packed`, `_scale` and `_shape`, as compressed-tensors has it.
+fn decoded(tensors: &Tensors, name: &str, bits: u64, group: u64) -> Vec<f64> {
+    let part = |part: &str| get(tensors, &format!("{name}.weight_{part}"));
+    let shape = part("shape");
+    assert_eq!((&*shape.dtype, &shape.shape), ("I64", &vec![2]));
+    let numbers: Vec<u64> =
+        shape.bytes.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect();
+    let packed = part("packed");
+    assert_eq!([packed.shape[0], packed.shape[1] * 32 / bits], numbers[..]);
+    matrix(packed, part("scale"), None, bits, group)
 }
 
 /// The root mean square of the difference over that of the expected values.
@@ -172,6 +190,95 @@ fn every_type_gives_ggmls_values() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// A type; bits, columns of a group and zero points; the largest loss, with scales of f16 and of bf16.
+type Expected = (&'static str, (u32, u64, bool), [f64; 2]);
+
+/// Humming's forms: bits, columns of a group, zero points, and the largest loss in percent, as above.
+#[rustfmt::skip]
+const HUMMING: [Expected; 14] = [
+    ("q4_0",   (4, 32, false), [0.0,  0.2]),
+    ("q5_0",   (5, 32, false), [0.0,  0.2]),
+    ("q8_0",   (8, 32, false), [0.0,  0.2]),
+    ("iq4_nl", (8, 32, false), [0.0,  0.2]),
+    ("mxfp4",  (5, 32, false), [1e-6, 0.0]),
+    ("q3_K",   (3, 16, false), [0.03, 0.2]),
+    ("q6_K",   (6, 16, false), [0.03, 0.2]),
+    ("iq4_xs", (8, 32, false), [0.03, 0.2]),
+    ("q2_K",   (2, 16, true),  [0.2,  0.5]),
+    ("q4_1",   (4, 32, true),  [0.06, 0.45]),
+    ("q4_K",   (4, 32, true),  [0.06, 0.45]),
+    ("q5_1",   (5, 32, true),  [0.06, 0.45]),
+    ("q5_K",   (5, 32, true),  [0.06, 0.45]),
+    ("q2_0",   (3, 16, false), [0.03, 0.2]),
+];
+
+#[test]
+fn hummings_forms_give_ggmls_values() {
+    let zoo = zoo();
+    let mut wrong = Vec::new();
+    for (weights, which) in [(Weights::FastF16, 0), (Weights::Fast, 1)] {
+        for (name, expected, most) in HUMMING {
+            let zoo = zoo.iter().find(|z| z.name == name).expect(name);
+            let (model, values) = model_of(zoo);
+            let c = converted(&model, humming(weights));
+            let entry = c.entry(&format!("{DOWN}.weight"));
+            let Some(recoded) = &entry.recoded else {
+                wrong.push(format!("{name} {weights:?}: {:?}", entry.decoded));
+                continue;
+            };
+            let tensors = c.file("model.safetensors");
+            let part = |part: &str| get(&tensors, &format!("{DOWN}.{part}"));
+            let zeros = recoded.zero_point.then(|| part("zero_point"));
+            let (bits, group) = (u64::from(recoded.bits), recoded.group);
+            let found = matrix(part("weight"), part("weight_scale"), zeros, bits, group);
+            let (error, most) = (error(&found, &values) * 100.0, most[which]);
+            if (recoded.bits, recoded.group, recoded.zero_point) != expected || error > most {
+                wrong.push(format!(
+                    "{name} {weights:?}: {recoded:?} {error} %, expected {expected:?}, {most} %"
+                ));
+            }
+            assert!(
+                (recoded.error as f64 / 1e4 - error).abs() <= 1.001e-4,
+                "{name}: {recoded:?}, is {error} %"
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// vLLM takes a layer's settings from a pattern for its merged name, and no zero points of experts.
+#[test]
+fn humming_settings_are_by_merged_layer() {
+    let types = |name: &str| match name {
+        n if n.contains("norm") || n.contains("gate_inp") => F32,
+        n if n.contains("attn_v.") || n.contains("ffn_down") => Q6_K,
+        _ => Q4_K,
+    };
+    let args = ["--weights", "fast", "--layout", "hf-humming"];
+    let (c, _) = by_command(&LLAMA.build(&types), &args);
+    let quantization = &config(&c)["quantization_config"];
+    assert_eq!(quantization["quant_method"], "humming");
+    let dynamic = |pattern: &str| &quantization["dynamic"][format!(r"+:^model\.layers\.(?:0|1)\.{pattern}$")];
+    let form = |bits: u32, group: u32, zero: bool| {
+        serde_json::json!({
+            "dtype": format!("int{bits}"), "group_size": group, "has_zero_point": zero, "is_fp_zero_point": zero
+        })
+    };
+    // Of six bits and with zero points, both types are held.
+    assert_eq!(*dynamic(r"self_attn\.qkv_proj"), form(6, 16, true));
+    assert_eq!(*dynamic(r"mlp\.gate_up_proj"), form(4, 32, true));
+    assert_eq!(*dynamic(r"mlp\.down_proj"), form(6, 16, false));
+    let up = c.entry("model.layers.0.mlp.up_proj.zero_point");
+    assert_eq!((&*up.dtype, &up.shape[..]), ("BF16", &[512, 8][..]));
+
+    let (c, _) = by_command(&QWEN3MOE.build(&types), &args);
+    let quantization = &config(&c)["quantization_config"];
+    let experts = &quantization["dynamic"][r"+:^model\.layers\.(?:0|1)\.mlp\.experts$"];
+    assert_eq!(*experts, form(8, 32, false), "{quantization}");
+    let ignored = quantization["ignore"].to_string();
+    assert!(ignored.contains(r"mlp\\.gate$"), "{ignored}");
+}
+
 /// The patterns of a form in `quantization_config`, and the names that they match.
 fn targets(config: &Value, bits: u32) -> Vec<String> {
     let groups = config["quantization_config"]["config_groups"].as_object().unwrap().values();
@@ -190,7 +297,10 @@ fn by_command(model: &Builder, args: &[&str]) -> (Converted, String) {
     let source = model.write(dir.path().join("model.gguf"));
     let out = dir.path().join("out");
     let mut command = preshard();
-    command.arg("convert").arg(&source).arg("-o").arg(&out).args(["--layout", "hf"]).args(args);
+    command.arg("convert").arg(&source).arg("-o").arg(&out).args(args);
+    if !args.contains(&"--layout") {
+        command.args(["--layout", "hf"]);
+    }
     let run = command.output().unwrap();
     assert!(run.status.success(), "{}", stderr(&run));
     let manifest = Manifest::read(&out).unwrap();

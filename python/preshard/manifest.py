@@ -99,13 +99,15 @@ class Recoded:
     """A form of packed weights for tensor cores, and what of it a tensor holds."""
 
     holds: str
-    """``codes``, ``scales`` or ``shape``."""
+    """``codes``, ``scales``, ``zero_points`` or ``shape``."""
     bits: int
     """Bits of a code."""
     group: int
     """Columns that share a scale."""
     error: int
     """What the weights lose, in millionths of their root mean square; measured on a sample."""
+    zero_point: bool = False
+    """Whether each group has a zero point."""
 
 
 @dataclass(frozen=True)

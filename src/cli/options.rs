@@ -22,8 +22,8 @@ pub struct PlanArgs {
     /// Place whole experts on the ranks (vLLM's --enable-expert-parallel, SGLang's --ep-size) instead of cutting each.
     #[arg(long)]
     pub ep: bool,
-    /// keep: packed weights stay packed where the engine computes with them; fast, with --layout hf: their codes in
-    /// forms that tensor cores take; else decode everything.
+    /// keep: packed weights stay packed where the engine computes with them; fast, with --layout hf or
+    /// hf-humming: their codes in forms that tensor cores take; else decode everything.
     #[arg(long, value_enum, value_name = "HOW", default_value = "keep", hide_possible_values = true)]
     pub weights: Weights,
     /// With --weights fast: the most, in percent, that a tensor may lose in another form (root mean square of the

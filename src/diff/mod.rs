@@ -139,7 +139,7 @@ pub fn diff(a: &Side, b: &Side, settings: &Settings) -> Result<Diff> {
     };
     let ours: BTreeMap<Place, &Shard> = a.manifest.shards.iter().map(|s| (place(s), s)).collect();
     let theirs: BTreeMap<Place, &Shard> = b.manifest.shards.iter().map(|s| (place(s), s)).collect();
-    let ordinary = |m: &Manifest| m.policy.layout == "hf";
+    let ordinary = |m: &Manifest| crate::policy::is_ordinary(&m.policy.layout);
     let pairs: Vec<Pair> = if ordinary(&a.manifest) || ordinary(&b.manifest) {
         vec![Pair { a: a.manifest.shards.iter().collect(), b: b.manifest.shards.iter().collect() }]
     } else {

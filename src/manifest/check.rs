@@ -10,7 +10,7 @@ use super::{FILE_NAME, Manifest, Member, SCHEMA, Shard, Tensor};
 use crate::cut::{self, MAX_PARTS};
 use crate::error::shown;
 use crate::hash::{self, LEAF};
-use crate::policy::{Mtp, SharedExperts, Weights, spelled};
+use crate::policy::{Mtp, SharedExperts, Weights, is_ordinary, spelled};
 use crate::quant::{self, GgmlType};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -76,7 +76,7 @@ fn head(m: &Manifest) -> Checked {
         "names no architecture or no layout".into()
     })?;
     let (rows, padded) = (m.model.vocab, m.model.vocab_padded);
-    let fits = if m.policy.layout == "hf" { rows == padded } else { rows <= padded };
+    let fits = if is_ordinary(&m.policy.layout) { rows == padded } else { rows <= padded };
     expect(fits, || format!("a vocabulary of {rows} rows padded to {padded}"))
 }
 
@@ -94,11 +94,11 @@ fn policy(m: &Manifest) -> Checked {
         "policy shared_experts \"auto\", expected fused or separate".into()
     })?;
     let fused = p.shared_experts == SharedExperts::Fused;
-    expect(!fused || m.model.experts > 0 && !p.ep && p.layout != "hf", || {
+    expect(!fused || m.model.experts > 0 && !p.ep && !is_ordinary(&p.layout), || {
         "shared experts fused into experts that are placed whole, of an ordinary checkpoint, or not there"
             .into()
     })?;
-    let ordinary = p.layout == "hf";
+    let ordinary = is_ordinary(&p.layout);
     // Engines are tables: any name may come. Those of ordinary checkpoints are called hf or hf-NAME.
     let plain = |name: &str| {
         !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b))
@@ -106,7 +106,7 @@ fn policy(m: &Manifest) -> Checked {
     expect(plain(&p.layout), || {
         format!("policy layout {:?}, expected the name of an engine", shown(&p.layout))
     })?;
-    expect(ordinary == (m.model.layout == "hf" || m.model.layout.starts_with("hf-")), || {
+    expect(ordinary == is_ordinary(&m.model.layout), || {
         format!("policy layout {:?}, but the model's is {:?}", p.layout, shown(&m.model.layout))
     })?;
     expect(!ordinary || (p.tp, p.pp, p.ep) == (1, 1, false), || {
@@ -192,7 +192,7 @@ fn shard(m: &Manifest, place: usize, s: &Shard, dropped: &HashSet<&str>) -> Chec
     let last = s.pp + 1 == p.pp;
     let draft = s.part == "mtp";
     expect(!draft || last, || format!("the draft on stage {}, expected the last of {}", s.pp, p.pp))?;
-    let ordinary = p.layout == "hf";
+    let ordinary = is_ordinary(&p.layout);
     expect(!draft || !ordinary && p.mtp != Mtp::Drop, || {
         "a draft, which neither an ordinary checkpoint nor --mtp drop has".into()
     })?;
@@ -355,7 +355,7 @@ fn tensor(m: &Manifest, s: &Shard, t: &Tensor, experts: u64, dropped: &HashSet<&
     expect(t.decoded.as_deref() != Some(""), || "decoded without a reason".into())?;
     t.decoded.as_ref().map_or(Ok(()), |why| agrees(m, why))?;
     let one = t.members.len() == 1 && t.members[0].hf == t.name;
-    expect(m.policy.layout != "hf" || one, || {
+    expect(!is_ordinary(&m.policy.layout) || one, || {
         "in an ordinary checkpoint, but not made of the tensor of its name".into()
     })?;
     expect(t.nonfinite <= t.bytes / smallest.max(1) && (t.nonfinite == 0 || !t.members.is_empty()), || {
@@ -403,7 +403,7 @@ fn range(m: &Manifest, s: &Shard) -> Range<u64> {
     match (s.part.as_str(), m.policy.layout.as_str()) {
         ("mtp", _) => m.model.layers..u64::MAX,
         // An ordinary checkpoint holds the draft as the layers after the trunk.
-        (_, "hf") if m.policy.mtp == Mtp::Keep => 0..u64::MAX,
+        (_, layout) if is_ordinary(layout) && m.policy.mtp == Mtp::Keep => 0..u64::MAX,
         _ => stages[s.pp as usize]..stages[s.pp as usize + 1],
     }
 }
@@ -465,7 +465,7 @@ fn layers(m: &Manifest) -> Checked {
 
 /// All ranks of a stage hold the same tensors, of the same sources, in the same shapes.
 fn ranks(m: &Manifest) -> Checked {
-    if m.policy.layout == "hf" {
+    if is_ordinary(&m.policy.layout) {
         return Ok(());
     }
     let mut firsts: BTreeMap<(&str, u64), &Shard> = BTreeMap::new();

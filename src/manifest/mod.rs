@@ -143,12 +143,15 @@ fn is_zero(n: &u64) -> bool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recoded {
-    /// `codes`, `scales` or `shape`.
+    /// `codes`, `scales`, `zero_points` or `shape`.
     pub holds: String,
     /// Bits of a code.
     pub bits: u32,
     /// Columns that share a scale.
     pub group: u64,
+    /// Whether each group has a zero point.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub zero_point: bool,
     /// Root mean square of what the weights differ by from ggml's, over that of ggml's, in millionths and rounded
     /// up; measured on a sample of at most 4096 blocks.
     pub error: u64,

@@ -75,6 +75,10 @@ impl Engine {
         if let Some(to) = names.find(|to| self.block.is_empty() && to.contains("{B}")) {
             return Err(format!("block is missing, which {{B}} of {to:?} stands for"));
         }
+        let unnamed = |m: &Method| m.zero_points.is_none() && m.forms.iter().any(|form| form.zero_point);
+        if self.method.as_ref().is_some_and(unnamed) {
+            return Err("method.form has zero points, but method.zero_points is no name for them".into());
+        }
         for rule in &self.params {
             let stacked = rule.join.iter().any(|j| j.contains("{E}"));
             if self.shared_experts.is_some() && stacked && rule.fused.len() != rule.join.len() {
@@ -155,8 +159,13 @@ pub struct Method {
     pub codes: String,
     /// The same for the tensor of scales.
     pub scales: String,
-    /// The same for the shape of the matrix, two i64.
-    pub shape: String,
+    /// The same for the tensor of zero points, where a form has them.
+    pub zero_points: Option<String>,
+    /// Whether the engine takes zero points of experts.
+    #[serde(default)]
+    pub zero_points_of_experts: bool,
+    /// What stands for `weight` in the name of the matrix's shape, two i64, where the engine reads one.
+    pub shape: Option<String>,
     /// The engine, by its name in `[engines]` of an architecture, that merges layers: what it merges shares a form.
     pub merges: String,
     /// The forms that the engine takes.
@@ -170,6 +179,7 @@ pub struct Method {
 #[allow(missing_docs)]
 pub enum MethodName {
     CompressedTensors,
+    Humming,
 }
 
 /// The command that serves a converted directory; `{dir}`, `{tp}` and `{pp}` are filled in.

@@ -2,6 +2,7 @@
 
 use super::{Arch, Engine};
 use crate::error::{Error, Result, shown_path};
+use crate::policy::is_ordinary;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ impl Tables<'_> {
         engine.file = self.file("engine", name);
         engine.check().map_err(|detail| Error::mapping(&engine.file, detail))?;
         // The loader knows an ordinary checkpoint by its layout's name alone.
-        if engine.sharded() == ordinary(name) {
+        if engine.sharded() == is_ordinary(name) {
             return Err(Error::mapping(
                 engine.file,
                 "a table of an ordinary checkpoint is called hf or hf-NAME and has no [files]; any other has them",
@@ -182,11 +183,6 @@ fn located<T: DeserializeOwned>(texts: &[(String, String)], e: &toml::de::Error)
     }
     let files: Vec<_> = texts.iter().map(|(file, _)| file.as_str()).collect();
     Error::mapping(files[0], format!("{} (with all that it extends: {})", e.message(), files.join(", ")))
-}
-
-/// Whether an engine table of this name makes an ordinary checkpoint.
-fn ordinary(name: &str) -> bool {
-    name == "hf" || name.starts_with("hf-")
 }
 
 #[cfg(test)]

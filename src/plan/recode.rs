@@ -31,8 +31,16 @@ pub struct Recoding {
     forms: HashMap<usize, (Form, u64)>,
     /// Why other packed ones are decoded.
     decoded: HashMap<usize, String>,
-    /// The matrices of each form, `None` for those without one; as config.json names them.
-    modules: BTreeMap<Option<Form>, Vec<String>>,
+    /// The modules of each form, `None` for those without one.
+    modules: BTreeMap<Option<Form>, Vec<Module>>,
+}
+
+/// A module as config.json names it.
+struct Module {
+    /// Its name in the engine that merges layers.
+    merged: String,
+    /// Names in the checkpoint.
+    members: Vec<String>,
 }
 
 /// What becomes of the tensors of one type that are written in one form.
@@ -90,7 +98,7 @@ impl Recoding {
         let limit = policy.max_error.unwrap_or(0);
         let mut errors = Errors { gguf, float: recoding.float, limit, measured: HashMap::new() };
         for group in groups(&params) {
-            let form = match group.form(&method.forms, model, &mut errors) {
+            let form = match group.form(method, model, &mut errors) {
                 Ok((form, errors)) => {
                     let tensors = group.tensors.iter().zip(errors);
                     recoding.forms.extend(tensors.map(|(tensor, error)| (*tensor, (form, error))));
@@ -101,9 +109,8 @@ impl Recoding {
                     None
                 }
             };
-            let names = group.params.iter().flat_map(|p| &p.members);
-            let names = names.filter_map(|m| m.name.strip_suffix(".weight").map(str::to_owned));
-            recoding.modules.entry(form).or_default().extend(names);
+            let modules = group.params.iter().filter_map(|p| Module::of(p));
+            recoding.modules.entry(form).or_default().extend(modules);
         }
         Ok(recoding)
     }
@@ -146,19 +153,21 @@ impl Recoding {
     pub fn config(&self) -> Value {
         match self.method.name {
             MethodName::CompressedTensors => self.compressed_tensors(),
+            MethodName::Humming => self.humming(),
         }
     }
 
     fn compressed_tensors(&self) -> Value {
         let format = "pack-quantized";
-        let targets = |names: &[String]| -> Vec<String> {
+        let targets = |modules: &[Module]| -> Vec<String> {
+            let names = modules.iter().flat_map(|m| &m.members);
             patterns(names).into_iter().map(|pattern| format!("re:{pattern}")).collect()
         };
         let mut groups = Map::new();
         let mut ignore = vec!["lm_head".to_owned()];
-        for (form, names) in &self.modules {
+        for (form, modules) in &self.modules {
             let Some(form) = form else {
-                ignore.extend(targets(names));
+                ignore.extend(targets(modules));
                 continue;
             };
             let weights = json!({
@@ -167,13 +176,56 @@ impl Recoding {
             });
             groups.insert(
                 format!("group_{}", groups.len()),
-                json!({ "targets": targets(names), "weights": weights, "format": format }),
+                json!({ "targets": targets(modules), "weights": weights, "format": format }),
             );
         }
         json!({
             "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
             "config_groups": groups, "ignore": ignore,
         })
+    }
+
+    /// vLLM looks for a layer's own settings by its merged name, from the start of each pattern.
+    fn humming(&self) -> Value {
+        let settings = |form: &Form| {
+            json!({
+                "dtype": format!("int{}", form.bits), "group_size": form.group,
+                "has_zero_point": form.zero_point, "is_fp_zero_point": form.zero_point,
+            })
+        };
+        let mut config = Map::from_iter([("quant_method".to_owned(), "humming".into())]);
+        let (mut dynamic, mut ignore) = (Map::new(), Vec::new());
+        for (form, modules) in &self.modules {
+            let found = patterns(modules.iter().map(|m| &m.merged));
+            let Some(form) = form else {
+                ignore.extend(found.iter().map(|pattern| format!("re:{pattern}")));
+                continue;
+            };
+            if config.len() == 1 {
+                // Of layers that no pattern names, which there are none of.
+                config.extend(settings(form).as_object().cloned().unwrap_or_default());
+            }
+            dynamic.extend(found.iter().map(|pattern| (format!("+:{pattern}"), settings(form))));
+        }
+        config.extend([("dynamic".to_owned(), dynamic.into()), ("ignore".to_owned(), ignore.into())]);
+        config.into()
+    }
+}
+
+impl Module {
+    /// Of a matrix in a layer.
+    fn of(param: &Param) -> Option<Module> {
+        let bare = |name: &str| name.strip_suffix(".weight").map(str::to_owned);
+        let members: Vec<String> = param.members.iter().filter_map(|m| bare(&m.name)).collect();
+        let merged = match members.first()?.split_once(".{E}") {
+            Some((experts, _)) => experts.to_owned(),
+            // Merged layers lie where their members would.
+            None => {
+                let (parent, own) = (members[0].rsplit_once('.')?.0, bare(&param.to)?);
+                format!("{parent}.{}", own.rsplit('.').next()?)
+            }
+        };
+        Some(Module { merged, members })
     }
 }
 
@@ -204,7 +256,7 @@ impl Group<'_> {
     /// The form of fewest bits that holds all of it within the limit, with each tensor's error; or why none does.
     fn form(
         &self,
-        forms: &[Form],
+        method: &Method,
         model: &Model,
         errors: &mut Errors,
     ) -> std::result::Result<(Form, Vec<u64>), String> {
@@ -220,8 +272,9 @@ impl Group<'_> {
         }
         let types = views().map(|v| errors.gguf.tensors()[v.tensor].ty);
         let types: BTreeMap<u32, _> = types.map(|ty| (ty.id, ty)).collect();
-        let mut forms: Vec<Form> =
-            forms.iter().copied().filter(|form| types.values().all(|ty| form.takes(ty))).collect();
+        let stacked = self.params.iter().any(|p| p.stacked) && !method.zero_points_of_experts;
+        let holds = |form: &Form| !(form.zero_point && stacked) && types.values().all(|ty| form.takes(ty));
+        let mut forms: Vec<Form> = method.forms.iter().copied().filter(holds).collect();
         if forms.is_empty() {
             let names: Vec<_> = types.values().map(|t| t.name).collect();
             return Err(format!("no form of the engine holds {}", names.join(", ")));
@@ -301,7 +354,7 @@ impl Errors<'_> {
 }
 
 /// Regular expressions, anchored, for names: one for each that differs in more than its layer.
-fn patterns(names: &[String]) -> Vec<String> {
+fn patterns<'n>(names: impl Iterator<Item = &'n String>) -> Vec<String> {
     let mut layers: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
     for name in names {
         let mut number = None;

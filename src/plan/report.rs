@@ -47,7 +47,8 @@ impl Plan {
     pub fn recoded_json(&self, gguf: &Gguf) -> Value {
         let entry = |r: &Recoded| {
             json!({
-                "type": r.ty, "bits": r.form.bits, "group": r.form.group, "tensors": r.tensors,
+                "type": r.ty, "bits": r.form.bits, "group": r.form.group,
+                "zero_point": r.form.zero_point, "tensors": r.tensors,
                 "elements": r.elements, "bits_per_weight": r.bits,
                 "errors": r.errors.map(|millionths| millionths as f64 / 1e6),
             })

@@ -457,6 +457,7 @@ impl Cutter<'_> {
                 holds: holds.into(),
                 bits: form.bits,
                 group: form.group,
+                zero_point: form.zero_point,
                 error,
             }),
             aliases: vec![],
@@ -480,10 +481,22 @@ impl Cutter<'_> {
         let mut codes = tensor("codes", &method.codes, "I32", vec![rows, words], bands(Piece::Codes));
         codes.logical = Some(vec![rows, cols]);
         let groups = vec![rows, cols / form.group];
-        let scales = tensor("scales", &method.scales, float.name(), groups, bands(Piece::Scales));
-        let fill = Fill::Bytes([rows, cols].map(u64::to_le_bytes).concat());
-        let shape = vec![Band { start: 0, rows: 1, width: 16, fill }];
-        vec![codes, scales, tensor("shape", &method.shape, "I64", vec![2], shape)]
+        let scales = tensor("scales", &method.scales, float.name(), groups.clone(), bands(Piece::Scales));
+        let mut all = vec![codes, scales];
+        if let Some(name) = method.zero_points.as_ref().filter(|_| form.zero_point) {
+            all.push(tensor("zero_points", name, float.name(), groups, bands(Piece::ZeroPoints)));
+        }
+        if let Some(name) = &method.shape {
+            let fill = Fill::Bytes([rows, cols].map(u64::to_le_bytes).concat());
+            all.push(tensor(
+                "shape",
+                name,
+                "I64",
+                vec![2],
+                vec![Band { start: 0, rows: 1, width: 16, fill }],
+            ));
+        }
+        all
     }
 
     /// A member as the manifest lists it.

@@ -1,16 +1,16 @@
-//! Tensors of matrices that were written in another form: codes, scales and the shape of each matrix.
+//! Tensors of matrices that were written in another form: codes, scales, perhaps zero points and a shape.
 
 use super::{Checked, belongs, expect, layer, sources};
 use crate::error::shown;
 use crate::manifest::{Manifest, Recoded, Shard, Tensor};
-use crate::policy::{Weights, spelled};
+use crate::policy::{Weights, is_ordinary, spelled};
 use std::collections::{BTreeMap, HashSet};
 
 /// One of the tensors of a matrix.
 pub(super) fn tensor(m: &Manifest, s: &Shard, t: &Tensor, r: &Recoded, dropped: &HashSet<&str>) -> Checked {
     let (weights, limit) = (m.policy.weights, m.policy.max_error);
     let sound = (2..=8).contains(&r.bits) && matches!(r.group, 16 | 32 | 64 | 128);
-    expect(sound && limit.is_some() && m.policy.layout == "hf", || {
+    expect(sound && limit.is_some() && is_ordinary(&m.policy.layout), || {
         format!("{} bits in groups of {} with --weights {}", r.bits, r.group, spelled(weights))
     })?;
     expect(limit.is_some_and(|limit| r.error <= limit), || {
@@ -20,8 +20,9 @@ pub(super) fn tensor(m: &Manifest, s: &Shard, t: &Tensor, r: &Recoded, dropped: 
     let (dtype, element) = match r.holds.as_str() {
         "codes" => ("I32", 4),
         "scales" => (scales, 2),
+        "zero_points" if r.zero_point => (scales, 2),
         "shape" => ("I64", 8),
-        other => return Err(format!("holds {:?}, expected codes, scales or shape", shown(other))),
+        other => return Err(format!("holds {:?}, expected what its form has", shown(other))),
     };
     let elements = t.shape.iter().try_fold(element, |n: u64, d| n.checked_mul(*d));
     expect(t.dtype == dtype && elements == Some(t.bytes), || {
@@ -36,7 +37,7 @@ pub(super) fn tensor(m: &Manifest, s: &Shard, t: &Tensor, r: &Recoded, dropped: 
     expect(whole && t.aliases.is_empty() && types.iter().all(|ty| ty.is_quantised()), || {
         format!("not the whole of {}, packed in the source", shown(&member.hf))
     })?;
-    expect(base.is_some_and(|base| t.name.starts_with(base) && t.name != member.hf), || {
+    expect(base.is_some_and(|base| t.name.starts_with(base)), || {
         format!("made of {}, whose name it does not have", shown(&member.hf))
     })?;
     let codes = r.holds == "codes";
@@ -45,7 +46,7 @@ pub(super) fn tensor(m: &Manifest, s: &Shard, t: &Tensor, r: &Recoded, dropped: 
             let bits = cols.checked_mul(u64::from(r.bits));
             codes && rows == logical_rows && cols.is_multiple_of(r.group) && bits == words.checked_mul(32)
         }
-        ([_, _], None) => r.holds == "scales",
+        ([_, _], None) => matches!(r.holds.as_str(), "scales" | "zero_points"),
         ([2], None) => r.holds == "shape",
         _ => false,
     };
@@ -63,7 +64,7 @@ pub(super) fn tensor(m: &Manifest, s: &Shard, t: &Tensor, r: &Recoded, dropped: 
     belongs(m, s, &names.filter_map(|name| layer(name)).collect::<Vec<_>>())
 }
 
-/// Every matrix has its codes, its scales and its shape, once and of one form.
+/// Every matrix has its codes, its scales and its zero points or none, once and of one form.
 pub(super) fn matrices(m: &Manifest) -> Checked {
     let mut found: BTreeMap<&str, BTreeMap<&str, &Tensor>> = BTreeMap::new();
     for t in m.shards.iter().flat_map(|s| &s.tensors) {
@@ -73,23 +74,19 @@ pub(super) fn matrices(m: &Manifest) -> Checked {
         }
     }
     for (matrix, tensors) in found {
-        let form = |t: &&Tensor| t.recoded.as_ref().map(|r| (r.bits, r.group, r.error));
-        let (Some(codes), Some(scales), Some(shape)) =
-            (tensors.get("codes"), tensors.get("scales"), tensors.get("shape"))
-        else {
+        let form = |t: &Tensor| t.recoded.as_ref().map(|r| (r.bits, r.group, r.zero_point, r.error));
+        let (Some(codes), Some(scales)) = (tensors.get("codes"), tensors.get("scales")) else {
             let held: Vec<_> = tensors.into_keys().collect();
-            return Err(format!(
-                "{} is {}, expected codes, scales and shape",
-                shown(matrix),
-                held.join(", ")
-            ));
+            return Err(format!("{} is {}, expected codes and scales", shown(matrix), held.join(", ")));
         };
-        let groups =
-            codes.logical.as_ref().zip(codes.recoded.as_ref()).map(|(l, r)| vec![l[0], l[1] / r.group]);
-        let same = [scales, shape].iter().all(|t| form(t) == form(codes) && t.members == codes.members);
-        expect(same && groups.as_ref() == Some(&scales.shape), || {
-            format!("{}: codes, scales and shape of unlike forms", shown(matrix))
-        })?;
+        let Some((r, logical)) = codes.recoded.as_ref().zip(codes.logical.as_ref()) else { continue };
+        let zero_points = tensors.get("zero_points");
+        let groups = [logical[0], logical[1] / r.group];
+        let same = tensors.values().all(|t| form(t) == form(codes) && t.members == codes.members)
+            && scales.shape == groups
+            && zero_points.is_some() == r.zero_point
+            && zero_points.is_none_or(|t| t.shape == groups);
+        expect(same, || format!("{}: codes, scales and the rest of unlike forms", shown(matrix)))?;
     }
     Ok(())
 }
