@@ -267,6 +267,9 @@ impl Group<'_> {
         if views().any(|v| v.order == Order::Transposed) {
             return Err("it is stored transposed".into());
         }
+        if views().any(|v| v.columns.is_some() || v.values.is_some()) {
+            return Err("its columns are moved, or its values changed".into());
+        }
         if views().any(|v| v.values.is_some() || v.columns.is_some()) {
             return Err("its values are changed, or its columns swapped".into());
         }
