@@ -221,7 +221,7 @@ fn the_command_that_serves_it_is_sglangs() {
     let output = command.arg(&out).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let serve = format!(
-        "serve it:  python3 -m sglang.launch_server --model-path {} --load-format sharded_state --tp-size 2 --ep-size 2\n",
+        "serve it:  python3 -m sglang.launch_server --model-path {} --load-format sharded_state --moe-runner-backend triton --tp-size 2 --ep-size 2\n",
         out.display()
     );
     assert!(stdout(&output).contains(&serve), "{}", stdout(&output));
