@@ -209,7 +209,8 @@ fn contradictions_between_fields_are_refused() {
             m["model"]["layers"] = json!(5);
             m["policy"]["stages"] = json!([0, 5]);
         }),
-        &["of layer 3, but the shard is for layers 5-"],
+        // The draft's layer 3 would be the fourth of a draft that counts from 0.
+        &["made of layers 3, 8"],
     );
     refused(edited(&|m| m["policy"]["weights"] = json!("bf16")), &["U8, with --weights bf16"]);
     refused(edited(&|m| m["policy"]["misaligned"] = json!("refuse")), &["the policy is --misaligned refuse"]);
