@@ -159,7 +159,7 @@ def test_truncated_and_stray_files(own_llama: Path) -> None:
         (("policy", "stages"), [0, 1], "stages"),
         (("policy", "layout"), "hf", "layout"),
         (("policy", "weights"), "f16", "dtype BF16, with --weights f16"),
-        (("policy", "weights"), "best", "expected keep or bf16 or f16 or f32"),
+        (("policy", "weights"), "best", "unknown variant .best., expected one of .keep., .bf16."),
         (("model", "layers"), 3, "stages"),
         (("model", "vocab"), 1, "vocab_rows"),
         (("model", "vocab_padded"), 1 << 40, "vocab_rows"),

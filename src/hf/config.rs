@@ -1,6 +1,5 @@
 //! config.json and generation_config.json, by the rules of mappings/config/ARCHITECTURE.toml.
 
-use super::expr::{self, Names, Outcome};
 use super::facts::Facts;
 use super::keys::{Asked, Keys};
 use super::vocab::{Texts, Vocab};
@@ -8,6 +7,7 @@ use super::{Model, Request};
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
 use crate::mapping::Tables;
+use crate::mapping::expr::{self, Names, Outcome};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

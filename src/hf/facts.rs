@@ -1,12 +1,12 @@
 //! What a GGUF says about its model, by name: the values that expressions of mappings/config use.
 
 use super::Request;
-use super::expr::{self, Names, Outcome};
 use super::rope::{self, Llama3};
 use super::vocab::Vocab;
 use crate::error::{Error, Result};
 use crate::gguf::{self, Gguf};
 use crate::indexer;
+use crate::mapping::expr::{self, Names, Outcome};
 use serde_json::Value;
 use std::cell::{Cell, OnceCell, RefCell};
 

@@ -5,10 +5,10 @@
 //! then the engine would serve another function without a word.
 
 use super::config::{Architecture, Use, json};
-use super::expr::{self, Names, Outcome};
 use super::facts::{Facts, single};
 use crate::error::{Error, Result, shown};
 use crate::gguf::{Gguf, Value as Stored};
+use crate::mapping::expr::{self, Names, Outcome};
 use serde::Deserialize;
 use serde_json::Value;
 use std::cell::RefCell;

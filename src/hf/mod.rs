@@ -7,7 +7,6 @@
 //! same model.
 
 mod config;
-mod expr;
 mod facts;
 mod given;
 #[cfg(test)]

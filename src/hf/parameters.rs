@@ -2,9 +2,9 @@
 //! leaves a parameter that no file has as it was allocated, and drops a tensor that no parameter takes.
 
 use super::Files;
-use super::expr::{self, Names};
 use crate::error::{Error, Result};
 use crate::mapping::Tables;
+use crate::mapping::expr::{self, Names};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};

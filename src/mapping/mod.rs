@@ -6,6 +6,7 @@
 
 mod arch;
 mod engine;
+pub(crate) mod expr;
 pub(crate) mod tables;
 
 pub use arch::{Arch, DropRule, EngineChoice, Group, Run, Schedule, SymbolSource, TensorRule, Values, Via};

@@ -12,12 +12,15 @@ use crate::gguf::{Gguf, Tensor};
 use crate::mapping::{Cut, Engine, Method, MethodName};
 use crate::policy::{Fit, Policy, Weights};
 use crate::quant::Float;
+use crate::{sync, workers};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Mutex;
 
-/// Blocks of a tensor that its error is measured on: so many runs, evenly spaced, of so many.
-const RUNS: u64 = 256;
-const RUN: u64 = 16;
+/// Blocks of a tensor that its error is measured on: so many runs, evenly spaced, of so many. Few and long runs, because
+/// each is a read of its own from a source that is not in memory.
+const RUNS: u64 = 32;
+const RUN: u64 = 128;
 /// Blocks after which a form that loses more than twice the limit is given up.
 const LOOK: u64 = 256;
 
@@ -96,18 +99,28 @@ impl Recoding {
             modules: BTreeMap::new(),
         };
         let limit = policy.max_error.unwrap_or(0);
-        let mut errors = Errors { gguf, float: recoding.float, limit, measured: HashMap::new() };
-        for group in groups(&params) {
-            let form = match group.form(method, model, &mut errors) {
-                Ok((form, errors)) => {
+        let float = recoding.float;
+        let groups = groups(&params);
+        let chosen: Vec<Mutex<Option<_>>> = groups.iter().map(|_| Mutex::default()).collect();
+        let jobs: Vec<_> = groups.iter().zip(&chosen).collect();
+        // Each group by itself, so that the choice does not depend on the threads.
+        workers::each(workers::count(0, u64::MAX), &jobs, &workers::NEVER, |(group, chosen), _| {
+            let mut errors = Errors { gguf, float, limit, measured: HashMap::new() };
+            *sync::lock(chosen) = Some(group.form(method, model, &mut errors));
+            Ok(())
+        })?;
+        for (group, chosen) in groups.iter().zip(chosen) {
+            let form = match sync::into_inner(chosen) {
+                Some(Ok((form, errors))) => {
                     let tensors = group.tensors.iter().zip(errors);
                     recoding.forms.extend(tensors.map(|(tensor, error)| (*tensor, (form, error))));
                     Some(form)
                 }
-                Err(why) => {
+                Some(Err(why)) => {
                     recoding.decoded.extend(group.tensors.iter().map(|tensor| (*tensor, why.clone())));
                     None
                 }
+                None => None,
             };
             let modules = group.params.iter().filter_map(|p| Module::of(p));
             recoding.modules.entry(form).or_default().extend(modules);
@@ -270,9 +283,6 @@ impl Group<'_> {
         if views().any(|v| v.columns.is_some() || v.values.is_some()) {
             return Err("its columns are moved, or its values changed".into());
         }
-        if views().any(|v| v.values.is_some() || v.columns.is_some()) {
-            return Err("its values are changed, or its columns swapped".into());
-        }
         let types = views().map(|v| errors.gguf.tensors()[v.tensor].ty);
         let types: BTreeMap<u32, _> = types.map(|ty| (ty.id, ty)).collect();
         let stacked = self.params.iter().any(|p| p.stacked) && !method.zero_points_of_experts;
@@ -324,7 +334,10 @@ impl Errors<'_> {
         if let Some(error) = self.measured.get(&(source, form)) {
             return *error;
         }
-        let error = self.measure(&self.gguf.tensors()[source], form);
+        let tensor = &self.gguf.tensors()[source];
+        let error = self.measure(tensor, form);
+        // A sample of each of thousands of tensors would otherwise stay mapped.
+        self.gguf.files()[tensor.file].unmap(tensor.offset..tensor.offset + tensor.bytes);
         self.measured.insert((source, form), error);
         error
     }

@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::gguf::Gguf;
+use crate::mapping::expr::{self, Names, Outcome};
 use crate::mapping::{Arch, SymbolSource};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -159,47 +161,12 @@ impl Symbols {
         Ok(())
     }
 
-    /// The value of an expression over symbols in a layer: whole numbers and names, `*` and `/` before `+` and `-`, from
-    /// left to right. `rows`: what that name stands for. `None` where a name is unknown, a division is not exact, or a
-    /// value is below 0 or too large.
+    /// The value of an expression over symbols in a layer. `rows`: what that name stands for. `None` where a name is
+    /// unknown, or the value is no whole number from 0 on.
     pub fn evaluate(&self, text: &str, layer: u64, rows: Option<u64>) -> Option<u64> {
-        let atom = |t: &str| match t.trim() {
-            "rows" if rows.is_some() => rows,
-            "trunk" => Some(self.trunk),
-            t if !t.is_empty() && t.bytes().all(|b| b.is_ascii_digit()) => t.parse().ok(),
-            t => self.values.contains_key(t).then(|| self.get(t, layer)),
-        };
-        let product = |t: &str| {
-            let mut value = None;
-            let mut rest = t;
-            let mut operator = '*';
-            loop {
-                let end = rest.find(['*', '/']).unwrap_or(rest.len());
-                let right = atom(&rest[..end])?;
-                value = Some(match (value, operator) {
-                    (None, _) => right,
-                    (Some(left), '*') => u64::checked_mul(left, right)?,
-                    (Some(left), _) => left.checked_div(right).filter(|q| q * right == left)?,
-                });
-                let Some(next) = rest[end..].chars().next() else { return value };
-                operator = next;
-                rest = &rest[end + 1..];
-            }
-        };
-        let mut value = None;
-        let mut rest = text;
-        let mut operator = '+';
-        loop {
-            let end = rest.find(['+', '-']).unwrap_or(rest.len());
-            let right = product(&rest[..end])?;
-            value = Some(match (value, operator) {
-                (None, _) => right,
-                (Some(left), '+') => u64::checked_add(left, right)?,
-                (Some(left), _) => left.checked_sub(right)?,
-            });
-            let Some(next) = rest[end..].chars().next() else { return value };
-            operator = next;
-            rest = &rest[end + 1..];
+        match expr::evaluate(text, &AtLayer { symbols: self, layer, rows }) {
+            Ok(Outcome::Is(value)) => value.as_u64(),
+            _ => None,
         }
     }
 
@@ -217,5 +184,26 @@ impl Symbols {
         };
         let (first, end) = text.split_once("..")?;
         Some(value(first)?..value(end)?.min(self.blocks))
+    }
+}
+
+/// The symbols in a layer, for expressions.
+struct AtLayer<'a> {
+    symbols: &'a Symbols,
+    layer: u64,
+    rows: Option<u64>,
+}
+
+impl Names for AtLayer<'_> {
+    fn value(&self, name: &str) -> Result<Option<Value>> {
+        Ok(match name {
+            "rows" if self.rows.is_some() => self.rows.map(Value::from),
+            "trunk" => Some(self.symbols.trunk.into()),
+            _ => self.symbols.values.contains_key(name).then(|| self.symbols.get(name, self.layer).into()),
+        })
+    }
+
+    fn has_tensor(&self, _: &str) -> bool {
+        false
     }
 }

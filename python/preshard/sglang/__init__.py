@@ -2,7 +2,7 @@
 
 SGLang calls :func:`register` in each of its processes (entry point ``sglang.srt.plugins``). What is known of one
 SGLang version is in one file, ``_v0_5_23.py``; ``contract.py`` says what is refused whatever the version, and
-:mod:`preshard.bind` does what no engine changes.
+:mod:`preshard.plugin` and :mod:`preshard.bind` do what no engine changes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Registers load format ``preshard``."""
+    from .. import plugin  # imports torch, which a mere import of this module does not need
+
     try:
         found = version("sglang")
     except PackageNotFoundError:
         found = ""
-    file = VERSIONS.get(found)
-    if file is None:
-        file = list(VERSIONS.values())[-1]
-        logger.warning(
-            "preshard: tested with SGLang %s, this is %s; what does not fit is refused when a model is loaded",
-            ", ".join(VERSIONS),
-            found or "of unknown version",
-        )
+    file = plugin.version_file("SGLang", VERSIONS, found, logger)
     import_module(f"{__name__}.{file}").register()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,14 +17,12 @@ from sglang.srt.runtime_context import get_parallel
 from torch import nn
 
 from .. import bind
-from ..errors import RequestError, ShardsError
+from ..errors import ShardsError
 from ..manifest import Manifest, ShardEntry, TensorEntry
-from ..shard import load
+from ..plugin import FORMAT, Options, fill, local
 from .contract import Engine, check, forms
 
 logger = logging.getLogger("sglang.preshard")
-
-FORMAT = "preshard"
 
 
 def register() -> None:
@@ -47,70 +44,30 @@ def _verify_load_format(verify: Callable[[LoadConfig], None], config: LoadConfig
 
 
 class PreshardLoader(loaders.BaseModelLoader):
-    """Serves a directory that ``preshard convert --layout sglang`` wrote.
-
-    ``--model-loader-extra-config`` takes a JSON object with ``verify`` (true), ``threads``, ``method`` ("auto") and
-    ``allocate`` (false: large parameters get no memory of their own; true is for a model class that writes to its
-    parameters while it is built).
-    """
+    """Serves a directory that ``preshard convert --layout sglang`` wrote; :class:`preshard.plugin.Options`."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
-        extra = dict(load_config.model_loader_extra_config or {})
-        self._allocate = bool(extra.pop("allocate", False))
-        self._how = {k: extra.pop(k) for k in ("verify", "threads", "method") if k in extra}
-        if extra:
-            raise RequestError(
-                f"--model-loader-extra-config: {', '.join(sorted(extra))} unknown, "
-                "expected verify, threads, method or allocate"
-            )
+        self._options = Options(load_config.model_loader_extra_config)
 
     def download_model(self, model_config: ModelConfig) -> None:
         """Nothing is downloaded: the directory is local."""
-        self._directory(model_config)
-
-    @staticmethod
-    def _directory(model_config: ModelConfig) -> str:
-        path = str(model_config.model_path)
-        if not os.path.isdir(path):
-            raise RequestError(
-                f"{path}: no directory; load format {FORMAT} serves a directory of preshard convert"
-            )
-        return path
+        local(str(model_config.model_path))
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> nn.Module:
         """Checks the directory, builds the model without its memory, and points it at this rank's file."""
-        path = self._directory(model_config)
+        path = local(str(model_config.model_path))
         entry = self._entry(path, model_config)
         device = torch.device(device_config.device)
-        memory_later = nullcontext() if self._allocate else bind.released()
+        memory_later = nullcontext() if self._options.allocate else bind.released()
         with loaders.set_default_torch_dtype(model_config.dtype), device, memory_later:
             model = loaders._initialize_model(model_config, self.load_config, None)
         forms(path, entry, (name for name, _ in model.named_parameters()))
         _refuse_reordered(path, model)
-        pairs = bind.match(model, entry)
-        device = next(t.device for slot, _ in pairs for t in slot.tensors)  # with its index
-        memory = None
-        if device.type == "cuda":
-            # From torch's allocator, so that SGLang's accounting sees the weights.
-            torch.cuda.empty_cache()
-            memory = torch.empty(entry.bytes, dtype=torch.uint8, device=device)
-            torch.cuda.synchronize(device)
-        shard = load(path, entry.tp, device, part=entry.part, memory=memory, **self._how)
-        bind.bind(pairs, shard, _unexpected)
+        fill(path, model, entry, self._options, _unexpected, logger)
         # In the order in which SGLang's own loader has the model and then its layers derive from the weights.
         loaders.post_load_weights(model)
         loaders.DefaultModelLoader.postprocess_weights(model, torch.device(device_config.device))
-        stats = shard.stats
-        logger.info(
-            "preshard: %s: %d tensors, %.1f MB in %.2f s (%.1f GB/s)%s",
-            entry.file,
-            len(shard),
-            stats.bytes / 1e6,
-            stats.seconds,
-            stats.bytes / 1e9 / max(stats.seconds, 1e-9),
-            ", verified" if stats.verified else ", not verified",
-        )
         return model.eval()
 
     @staticmethod

@@ -2,8 +2,8 @@
 
 A version's file gives ``register()``, which makes the load format known to SGLang, and a loader whose steps are: read
 the manifest, :func:`check` it against what the engine runs, build the model with :func:`preshard.bind.released`,
-compare the :func:`forms` that both hold, :func:`preshard.bind.match` the model's parameters with the manifest, load this
-rank's file, :func:`preshard.bind.bind` them, and let the model and its layers derive what they derive from weights.
+compare the :func:`forms` that both hold, :func:`preshard.plugin.fill` the model from this rank's file, and let the model
+and its layers derive what they derive from weights.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import ShardsError
 from ..manifest import Manifest, ShardEntry
+from ..plugin import Problems
 
 
 @dataclass(frozen=True)
@@ -33,50 +34,33 @@ class Engine:
 
 def check(directory: str, manifest: Manifest, engine: Engine) -> None:
     """Refuses a directory that was not converted for this engine; all reasons at once."""
-    policy, model = manifest.policy, manifest.model
-    problems = []
-
-    def differs(what: str, converted: object, runs: object, remedy: str) -> None:
-        problems.append(f"{directory}: converted for {what} {converted}, the engine runs {runs}: {remedy}")
-
-    if not model.layout.startswith("sglang"):
-        what, remedy = ("an ordinary checkpoint", "leave out --load-format preshard")
-        if policy.layout != "hf":
-            what, remedy = ("written for another engine", "convert with --layout sglang")
-        problems.append(f"{directory}: {what} (layout {model.layout}): {remedy}")
-    if policy.tp != engine.tp:
-        differs(
-            "tensor parallel size",
-            policy.tp,
-            engine.tp,
-            f"start with --tp-size {policy.tp}, or convert again with --tp {engine.tp}",
-        )
-    if policy.pp != engine.pp:
-        differs("pipeline parallel size", policy.pp, engine.pp, f"start with --pp-size {policy.pp}")
-    ep = policy.tp if policy.ep else 1
-    if model.experts and ep != engine.ep:
+    policy, problems = manifest.policy, Problems(directory, manifest)
+    problems.layout("sglang")
+    problems.differs(
+        "tensor parallel size",
+        policy.tp,
+        engine.tp,
+        f"start with --tp-size {policy.tp}, or convert again with --tp {engine.tp}",
+    )
+    problems.differs("pipeline parallel size", policy.pp, engine.pp, f"start with --pp-size {policy.pp}")
+    if manifest.model.experts:
+        ep = policy.tp if policy.ep else 1
         again = "with --ep" if engine.ep > 1 else "without --ep"
-        differs("expert parallel size", ep, engine.ep, f"start with --ep-size {ep}, or convert again {again}")
+        problems.differs(
+            "expert parallel size", ep, engine.ep, f"start with --ep-size {ep}, or convert again {again}"
+        )
     if engine.attention_dp > 1:
-        problems.append(
-            f"{directory}: data-parallel attention over {engine.attention_dp} ranks holds attention whole on each, "
+        problems.add(
+            f"data-parallel attention over {engine.attention_dp} ranks holds attention whole on each, "
             "which is not converted for: start without --enable-dp-attention"
         )
-    if engine.class_names and model.class_name not in engine.class_names:
-        differs(
-            "class", model.class_name, ", ".join(engine.class_names), "leave config.json as it was written"
-        )
-    if engine.quantization is not None:
-        problems.append(
-            f"{directory}: quantization {engine.quantization} asked for, expected none: leave out --quantization"
-        )
+    problems.model_class(engine.class_names)
+    problems.quantization(engine.quantization)
     if manifest.packed:
-        problems.append(
-            f"{directory}: holds packed weights, where the layers of the engine expect bf16: "
-            "convert again with --weights bf16"
+        problems.add(
+            "holds packed weights, where the layers of the engine expect bf16: convert again with --weights bf16"
         )
-    if problems:
-        raise ShardsError("\n".join(problems), problems)
+    problems.refuse()
 
 
 @dataclass(frozen=True)

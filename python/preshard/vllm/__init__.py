@@ -2,7 +2,7 @@
 
 vLLM calls :func:`register` in each of its processes (entry point ``vllm.general_plugins``). What is
 known of one vLLM version is in one file, ``_v0_32.py``; ``contract.py`` says what such a file gives
-and ``bind.py`` does what no version changes.
+and :mod:`preshard.plugin` and :mod:`preshard.bind` do what no engine changes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,9 @@ def register() -> None:
     """Registers load format ``preshard``."""
     from vllm.logger import init_logger
 
+    from .. import plugin
+
     logger = init_logger(__name__)
     found = ".".join(_version().split(".")[:2])
-    file = VERSIONS.get(found)
-    if file is None:
-        file = list(VERSIONS.values())[-1]
-        logger.warning(
-            "preshard: tested with vLLM %s, this is %s; what does not fit is refused when a model is loaded",
-            ", ".join(VERSIONS),
-            found or "of unknown version",
-        )
+    file = plugin.version_file("vLLM", VERSIONS, found, logger)
     import_module(f"{__name__}.{file}").register()

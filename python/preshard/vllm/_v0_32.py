@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 from .. import bind
 from ..errors import RequestError, ShardsError
 from ..manifest import Manifest, TensorEntry
-from ..shard import load
+from ..plugin import FORMAT, Options, fill, local
 from .contract import Engine, Packing, check, row_ranges
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = init_logger("vllm.preshard")
 
-FORMAT = "preshard"
 _NEEDS_GGUF = (
     "holds packed weights, which vLLM computes with through vllm-gguf-plugin: "
     "pip install vllm-gguf-plugin==0.0.5, or convert with --weights bf16"
@@ -43,23 +41,11 @@ def register() -> None:
 
 
 class PreshardLoader(BaseModelLoader):
-    """Serves a directory that ``preshard convert`` wrote.
-
-    ``--model-loader-extra-config`` takes a JSON object with ``verify`` (true), ``threads``,
-    ``method`` ("auto") and ``allocate`` (false: large parameters get no memory of their own; true
-    is for a model class that writes to its parameters while it is built).
-    """
+    """Serves a directory that ``preshard convert`` wrote; :class:`preshard.plugin.Options`."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
-        extra = dict(load_config.model_loader_extra_config or {})
-        self._allocate = bool(extra.pop("allocate", False))
-        self._how = {k: extra.pop(k) for k in ("verify", "threads", "method") if k in extra}
-        if extra:
-            raise RequestError(
-                f"--model-loader-extra-config: {', '.join(sorted(extra))} unknown, "
-                "expected verify, threads, method or allocate"
-            )
+        self._options = Options(load_config.model_loader_extra_config)
         self._part = "model"
 
     def download_model(self, model_config: ModelConfig) -> None:
@@ -68,12 +54,7 @@ class PreshardLoader(BaseModelLoader):
 
     @staticmethod
     def _directory(model_config: ModelConfig) -> str:
-        path = str(model_config.model_weights or model_config.model)
-        if not os.path.isdir(path):
-            raise RequestError(
-                f"{path}: no directory; load format {FORMAT} serves a directory of preshard convert"
-            )
-        return path
+        return local(str(model_config.model_weights or model_config.model))
 
     def create_model(self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = "") -> nn.Module:
         """Checks the directory against the engine, then builds the model without its memory."""
@@ -116,7 +97,7 @@ class PreshardLoader(BaseModelLoader):
         if manifest.packed:
             vllm_config.quant_config = _quantisation(path, Packing(entry))
         try:
-            with nullcontext() if self._allocate else bind.released():
+            with nullcontext() if self._options.allocate else bind.released():
                 return super().create_model(vllm_config, model_config, prefix)
         finally:
             if draft:
@@ -129,26 +110,7 @@ class PreshardLoader(BaseModelLoader):
         entry = Manifest.read(path).shard(rank, pp=stage, part=self._part)
         if entry is None:
             raise ShardsError(f"{path}: holds no part {self._part} of stage {stage}, rank {rank}")
-        pairs = bind.match(model, entry)
-        device = next(t.device for slot, _ in pairs for t in slot.tensors)
-        memory = None
-        if device.type == "cuda":
-            # From vLLM's own allocator, so that its accounting and its sleep mode see the weights.
-            torch.cuda.empty_cache()
-            memory = torch.empty(entry.bytes, dtype=torch.uint8, device=device)
-            torch.cuda.synchronize(device)
-        shard = load(path, rank, device, pp=stage, part=self._part, memory=memory, **self._how)
-        bind.bind(pairs, shard, _install)
-        stats = shard.stats
-        logger.info(
-            "preshard: %s: %d tensors, %.1f MB in %.2f s (%.1f GB/s)%s",
-            entry.file,
-            len(shard),
-            stats.bytes / 1e6,
-            stats.seconds,
-            stats.bytes / 1e9 / max(stats.seconds, 1e-9),
-            ", verified" if stats.verified else ", not verified",
-        )
+        fill(path, model, entry, self._options, _install, logger)
 
 
 def _asked(vllm_config: VllmConfig, model_config: ModelConfig) -> str | None:

@@ -5,8 +5,7 @@ A version's file gives:
 - ``register()``: makes the load format known to vLLM;
 - a loader whose steps are: read the manifest, :func:`check` it against the engine's parallelism,
   build the model with :func:`preshard.bind.released` (packed layers through :class:`Packing`),
-  :func:`preshard.bind.match` the model's parameters with the manifest, load this rank's file,
-  :func:`preshard.bind.bind` them;
+  :func:`preshard.plugin.fill` it from this rank's file;
 - an ``install`` function that puts a packed tensor, its types and the rows of its members into a
   layer, in the form in which that version's packed layers expect them.
 """
@@ -18,6 +17,7 @@ from typing import ClassVar
 
 from ..errors import ShardsError
 from ..manifest import Manifest, ShardEntry, TensorEntry
+from ..plugin import Problems
 
 
 @dataclass(frozen=True)
@@ -36,61 +36,42 @@ class Engine:
 
 def check(directory: str, manifest: Manifest, engine: Engine) -> None:
     """Refuses a directory that was not converted for this engine; all reasons at once."""
-    policy, model = manifest.policy, manifest.model
-    problems = []
-
-    def differs(what: str, converted: object, runs: object, remedy: str) -> None:
-        problems.append(f"{directory}: converted for {what} {converted}, the engine runs {runs}: {remedy}")
-
-    if not model.layout.startswith("vllm"):
-        what, remedy = ("an ordinary checkpoint", "leave out --load-format preshard")
-        if policy.layout != "hf":
-            what, remedy = ("written for another engine", "convert with --layout vllm")
-        problems.append(f"{directory}: {what} (layout {model.layout}): {remedy}")
-    if policy.tp != engine.tp:
-        differs(
-            "tensor parallel size",
-            policy.tp,
-            engine.tp,
-            f"start with --tensor-parallel-size {policy.tp}, or convert again with --tp {engine.tp}",
+    policy, problems = manifest.policy, Problems(directory, manifest)
+    problems.layout("vllm")
+    problems.differs(
+        "tensor parallel size",
+        policy.tp,
+        engine.tp,
+        f"start with --tensor-parallel-size {policy.tp}, or convert again with --tp {engine.tp}",
+    )
+    problems.differs(
+        "pipeline parallel size",
+        policy.pp,
+        engine.pp,
+        f"start with --pipeline-parallel-size {policy.pp}, or convert again with --pp {engine.pp}",
+    )
+    if manifest.model.experts:
+        on = {True: "on", False: "off"}
+        remedy = "start with" if policy.ep else "start without"
+        problems.differs(
+            "expert parallelism",
+            on[policy.ep],
+            on[engine.ep],
+            f"{remedy} --enable-expert-parallel, or convert again",
         )
-    if policy.pp != engine.pp:
-        differs(
-            "pipeline parallel size",
-            policy.pp,
-            engine.pp,
-            f"start with --pipeline-parallel-size {policy.pp}, or convert again with --pp {engine.pp}",
-        )
-    if model.experts:
-        if policy.ep != engine.ep:
-            on = {True: "on", False: "off"}
-            remedy = "start with" if policy.ep else "start without"
-            differs(
-                "expert parallelism",
-                on[policy.ep],
-                on[engine.ep],
-                f"{remedy} --enable-expert-parallel, or convert again",
-            )
         if engine.ep and engine.dp > 1:
-            problems.append(
-                f"{directory}: expert parallelism over {engine.dp} data-parallel ranks spreads experts over more "
+            problems.add(
+                f"expert parallelism over {engine.dp} data-parallel ranks spreads experts over more "
                 f"ranks than the {policy.tp} converted for: start with --data-parallel-size 1"
             )
-    if engine.class_names and model.class_name not in engine.class_names:
-        differs(
-            "class", model.class_name, ", ".join(engine.class_names), "leave config.json as it was written"
-        )
-    if engine.quantization not in (None, "gguf"):
-        problems.append(
-            f"{directory}: quantization {engine.quantization} asked for, expected none: leave out --quantization"
-        )
-    elif engine.quantization == "gguf" and not manifest.packed:
-        problems.append(
-            f"{directory}: holds no packed weights (--weights {policy.weights}), but quantization gguf is asked for: "
+    problems.model_class(engine.class_names)
+    problems.quantization(engine.quantization, allowed=("gguf",))
+    if engine.quantization == "gguf" and not manifest.packed:
+        problems.add(
+            f"holds no packed weights (--weights {policy.weights}), but quantization gguf is asked for: "
             "leave out --quantization"
         )
-    if problems:
-        raise ShardsError("\n".join(problems), problems)
+    problems.refuse()
 
 
 def _built(name: str) -> str:

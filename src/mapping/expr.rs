@@ -1,7 +1,7 @@
 //! The small expressions of the mapping files: `block_count - nextn_predict_layers ?? 0`.
 //!
-//! Names are metadata keys of the architecture; a name that the model lacks is *absent*, and an
-//! expression with an absent part is absent, unless `??` gives another value.
+//! What a name stands for is the caller's to say: a metadata key, a key of config.json, a symbol. A name that the
+//! model lacks is *absent*, and an expression with an absent part is absent, unless `??` gives another value.
 //!
 //! ```text
 //! or      = and ("or" and)*             compare = default (("==" | "!=" | "<" | "<=" | ">" | ">=") default)?
@@ -20,7 +20,7 @@ use serde_json::Value;
 
 /// What an expression comes to.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// A value of the output.
     Is(Value),
     /// Something it needs is not in the model.
@@ -30,7 +30,7 @@ pub(super) enum Outcome {
 }
 
 /// Where names get their values.
-pub(super) trait Names {
+pub(crate) trait Names {
     /// The value of `name`; `None` when the model has none.
     fn value(&self, name: &str) -> Result<Option<Value>>;
     /// The values of an array; `layers`: cut to the layers of the trunk, or one value for each of them. `None` when the
@@ -47,7 +47,7 @@ pub(super) trait Names {
 }
 
 /// Evaluates `text`.
-pub(super) fn evaluate(text: &str, names: &dyn Names) -> Result<Outcome> {
+pub(crate) fn evaluate(text: &str, names: &dyn Names) -> Result<Outcome> {
     let mut parser = Parser { text, rest: text, names, depth: 0 };
     let outcome = parser.or()?;
     parser.space();
@@ -55,7 +55,7 @@ pub(super) fn evaluate(text: &str, names: &dyn Names) -> Result<Outcome> {
 }
 
 /// Whether a condition holds: absent, `false`, `null` and 0 do not.
-pub(super) fn holds(outcome: &Outcome) -> bool {
+pub(crate) fn holds(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Is(Value::Null) | Outcome::Absent | Outcome::Omit => false,
         Outcome::Is(Value::Bool(b)) => *b,
@@ -354,7 +354,7 @@ fn compared(symbol: &str, left: &Outcome, right: &Outcome) -> Outcome {
 }
 
 /// A float as JSON; one that is no number becomes `null`.
-pub(super) fn number(value: f64) -> Value {
+pub(crate) fn number(value: f64) -> Value {
     serde_json::Number::from_f64(value).map_or(Value::Null, Value::Number)
 }
 
